@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strings"
+	"sync"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"github.com/tierd/tierd/host/rules"
+	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/check"
+	"github.com/tierd/tierd/registry/deploy"
+	"golang.org/x/term"
+)
+
+// An exitError carries the exit status of a command that has said all it has to say.
+type exitError struct{ status int }
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.status) }
+
+// Exit statuses of tierd check.
+const (
+	exitRefused   = 1
+	exitUndecided = 2
+)
+
+func checkCommand() *cobra.Command {
+	var asJSON bool
+	var state string
+	var seed uint64
+	cmd := &cobra.Command{
+		Use:   "check DEPLOYMENT.yaml",
+		Short: "Judge a deployment: is every demand covered by the supply?",
+		Long: `Check opens the rules that a deployment names and runs their supply against their
+demand over the deployment's whole domain, with the planner that the daemon runs.
+
+Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
+2 could not decide.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := judge(cmd.Context(), args[0], state, seed, cmd.ErrOrStderr())
+			if err != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "tierd check: %v\n", err)
+				return &exitError{exitUndecided}
+			}
+			if asJSON {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				if err := enc.Encode(v); err != nil {
+					return err
+				}
+			} else {
+				printVerdict(cmd.OutOrStdout(), v)
+			}
+			if v.Verdict != registry.Accepted {
+				return &exitError{exitRefused}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the verdict as JSON")
+	cmd.Flags().StringVar(&state, "state", "", "directory that keeps accepted verdicts and compiled modules")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of the drawn cases")
+	return cmd
+}
+
+// judge returns the verdict of a deployment file, accepted or refused.
+func judge(ctx context.Context, path, state string, seed uint64, progress io.Writer) (*registry.Verdict, error) {
+	d, err := deploy.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	bar, done := progressTo(progress)
+	defer done()
+	r, err := rules.Register(ctx, d, rules.Options{StateDir: state, Check: check.Options{Seed: seed, Progress: bar}})
+	var refusal *registry.Refusal
+	switch {
+	case errors.As(err, &refusal):
+		return refusal.Verdict, nil
+	case err != nil:
+		return nil, err
+	}
+	return r.Verdict, r.Close(ctx)
+}
+
+// progressTo returns a progress function that draws a bar when w is a terminal.
+func progressTo(w io.Writer) (update func(done, total int), finish func()) {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil, func() {}
+	}
+	var mu sync.Mutex
+	var bar *progressbar.ProgressBar
+	update = func(done, total int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if bar == nil {
+			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(f), progressbar.OptionSetDescription("checking"),
+				progressbar.OptionClearOnFinish(), progressbar.OptionShowCount())
+		}
+		_ = bar.Set(max(done, int(bar.State().CurrentNum))) // workers report out of order
+	}
+	return update, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if bar != nil {
+			_ = bar.Finish()
+		}
+	}
+}
+
+func printVerdict(w io.Writer, v *registry.Verdict) {
+	if v.Counterexample != nil {
+		fmt.Fprintf(w, "REFUSED  %s\n\n%s\n", v.Model, v.Counterexample)
+	} else {
+		fmt.Fprintf(w, "ACCEPTED  %s\n", v.Model)
+	}
+	for i, r := range v.Rules {
+		label := ""
+		if i == 0 {
+			label = "rules"
+		}
+		fmt.Fprintf(w, "  %-12s %s: %s %s%s from %s, %s\n", label, r.For, r.Name, r.Version, params(r.Params), r.Source, short(r.Digest))
+	}
+	fmt.Fprintf(w, "  %-12s %s\n", "domain", v.DomainText)
+	var parts []string
+	for _, name := range check.Relations {
+		if n := v.Relations[name]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", name, n))
+		}
+	}
+	took := fmt.Sprintf("in %.1f s", v.Seconds)
+	if v.Reused {
+		took = "reused from an earlier check"
+	}
+	fmt.Fprintf(w, "  %-12s %d %s: %s\n", "cases", v.Cases, took, strings.Join(parts, ", "))
+	if len(v.UnverifiedNeed) > 0 {
+		fmt.Fprintf(w, "  %-12s of %s: no mask of the list describes it, so it is taken on trust\n", "need", strings.Join(v.UnverifiedNeed, ", "))
+	}
+	fmt.Fprintf(w, "  %-12s deployment %s, rules %s, checker %s\n", "digests", short(v.DeploymentDigest), short(v.RulesDigest), short(v.Checker))
+}
+
+func params(p map[string]uint64) string {
+	if len(p) == 0 {
+		return ""
+	}
+	var parts []string
+	for k, v := range p {
+		parts = append(parts, fmt.Sprintf("%s: %d", k, v))
+	}
+	sort.Strings(parts)
+	return " {" + strings.Join(parts, ", ") + "}"
+}
+
+// short cuts a digest to what a person compares.
+func short(digest string) string {
+	const hexDigits = 12
+	if i := strings.IndexByte(digest, ':'); i >= 0 && len(digest) > i+1+hexDigits {
+		return digest[:i+1+hexDigits]
+	}
+	return digest
+}

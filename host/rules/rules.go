@@ -1,0 +1,117 @@
+// Package rules opens and registers a deployment the way the tierd binary does, for
+// "tierd check" and "tierd serve" alike: references lead to plugins, compiled code and
+// accepted verdicts are kept on disk, and the executable itself is the checker that a
+// verdict names.
+package rules
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/tierd/tierd/plugins"
+	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/check"
+	"github.com/tierd/tierd/registry/deploy"
+)
+
+// Options of Register. The zero value keeps nothing on disk.
+type Options struct {
+	// StateDir keeps accepted verdicts, and compiled modules beside them; empty = none.
+	StateDir string
+	Check    check.Options
+}
+
+// A Registered deployment. Close it after the last use of its rules.
+type Registered struct {
+	*registry.Entry
+	loader *plugins.Loader
+}
+
+// Close frees the plugins.
+func (r *Registered) Close(ctx context.Context) error { return r.loader.Close(ctx) }
+
+// Register opens the rules of a deployment and judges them, unless a verdict of the same
+// rules, deployment and executable is kept. A refusal is a *registry.Refusal; any other
+// error means that there is no verdict.
+func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered, error) {
+	po := plugins.Options{BaseDir: d.Dir()}
+	ro := registry.Options{Check: o.Check, Now: time.Now}
+	var err error
+	if ro.Checker, err = checker(); err != nil {
+		return nil, err
+	}
+	if o.StateDir != "" {
+		po.CacheDir = filepath.Join(o.StateDir, "compiled")
+		ro.Verdicts = dirStore(filepath.Join(o.StateDir, "verdicts"))
+	}
+	loader := plugins.NewLoader(po)
+	open := func(ctx context.Context, _, ref string) (registry.Opened, error) {
+		p, err := loader.Open(ctx, ref)
+		if err != nil {
+			return registry.Opened{}, err
+		}
+		return registry.Opened{Spec: p.Spec, Digest: p.Digest, Source: p.Source}, nil
+	}
+	e, err := registry.Register(ctx, d, open, ro)
+	if err != nil {
+		return nil, errors.Join(err, loader.Close(context.WithoutCancel(ctx)))
+	}
+	return &Registered{e, loader}, nil
+}
+
+// checker returns the digest of the running executable.
+var checker = sync.OnceValues(func() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
+})
+
+// dirStore keeps one file a verdict.
+type dirStore string
+
+func (d dirStore) path(key string) string { return filepath.Join(string(d), key+".json") }
+
+func (d dirStore) Load(key string) []byte {
+	b, err := os.ReadFile(d.path(key))
+	if err != nil {
+		return nil // a verdict that cannot be read is one that is not kept
+	}
+	return b
+}
+
+// Save writes the file whole or not at all.
+func (d dirStore) Save(key string, data []byte) error {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(string(d), key+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), d.path(key))
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}

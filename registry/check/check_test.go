@@ -1,0 +1,222 @@
+package check_test
+
+import (
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/abi/abitest"
+	"github.com/tierd/tierd/registry/check"
+	"github.com/tierd/tierd/registry/plan"
+	"github.com/tierd/tierd/specs"
+	"github.com/tierd/tierd/specs/policy"
+)
+
+// part is one group of a test deployment.
+type part struct {
+	name   string
+	spec   abi.Spec
+	params []uint64
+	block  uint64
+	blocks uint64
+}
+
+// subject returns a deployment of the given parts.
+func subject(maxTokens, align uint64, policies []abi.Spec, parts ...part) check.Subject {
+	s := check.Subject{MaxTokens: maxTokens, PD: true, Probe: true}
+	for _, p := range parts {
+		s.Groups = append(s.Groups, check.Claim{Manifest: p.spec.Manifest(), Params: p.params})
+	}
+	s.Open = func() (plan.Model, func(), error) {
+		m := plan.Model{AlignTokens: align}
+		for _, p := range parts {
+			r, err := p.spec.Open(p.params)
+			if err != nil {
+				return m, nil, err
+			}
+			m.Groups = append(m.Groups, plan.Group{Name: p.name, Rule: r.(abi.SpecRule), BlockTokens: p.block, ChunkTokens: p.block * p.blocks})
+		}
+		for _, p := range policies {
+			r, err := p.Open(nil)
+			if err != nil {
+				return m, nil, err
+			}
+			m.Policies = append(m.Policies, plan.Policy{Name: p.Manifest().Name, Rule: r})
+		}
+		return m, func() {}, nil
+	}
+	return s
+}
+
+func full(block, blocks uint64) part { return part{"full", specs.Full(), nil, block, blocks} }
+
+func window(w, extra, block, blocks uint64) part {
+	return part{"sliding", specs.Window(), []uint64{w, extra}, block, blocks}
+}
+
+func judge(t *testing.T, s check.Subject) *check.Report {
+	t.Helper()
+	rep, err := check.Run(context.Background(), s, check.Options{Seed: 1})
+	require.NoError(t, err)
+	return rep
+}
+
+func TestSoundDeploymentsAreAccepted(t *testing.T) {
+	reqLevel := []abi.Spec{policy.RequestLevel()}
+	for name, s := range map[string]check.Subject{
+		"demo, shorter":       subject(9000, 4096, reqLevel, window(128, 0, 16, 8), full(16, 8)),
+		"three chunk sizes":   subject(300, 48, nil, window(5, 0, 4, 2), full(4, 4), window(17, 3, 4, 3)),
+		"window of one token": subject(300, 0, nil, window(1, 0, 4, 2), full(4, 1)),
+		"window of all":       subject(300, 16, nil, window(300, 0, 4, 2), full(4, 4)),
+		"full alone":          subject(300, 0, nil, full(4, 4)),
+		"windows alone":       subject(300, 24, nil, window(9, 0, 8, 1), window(3, 9, 3, 1)),
+		"one-token chunks":    subject(70, 3, reqLevel, window(4, 1, 1, 1), full(3, 1)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			rep := judge(t, s)
+			if rep.Counterexample != nil {
+				t.Fatal(rep.Counterexample)
+			}
+			for _, r := range check.Relations {
+				require.Positive(t, rep.Cases[r], "relation %s ran no case", r)
+			}
+		})
+	}
+}
+
+// TestCapsAreKnownToBothSides: with a store cap the consumer's plan ends at it.
+func TestCapsAreKnownToBothSides(t *testing.T) {
+	for _, limit := range []uint64{1, 7, 16, 50, 64, 299} {
+		s := subject(300, 16, nil, window(9, 0, 4, 2), full(4, 4))
+		open := s.Open
+		s.Open = func() (plan.Model, func(), error) {
+			m, f, err := open()
+			m.MaxStoreTokens = limit
+			return m, f, err
+		}
+		if ce := judge(t, s).Counterexample; ce != nil {
+			t.Fatalf("cap %d: %v", limit, ce)
+		}
+	}
+}
+
+// TestAdversariesAreRefused: each wrong rule is refused by the relation that it breaks
+// and by no earlier one, in several deployments, and under another name too.
+func TestAdversariesAreRefused(t *testing.T) {
+	for _, a := range abitest.Adversaries() {
+		for name, parts := range map[string][]part{
+			"beside full":      {window(20, 0, 4, 2), full(4, 4)},
+			"after full":       {full(4, 2), window(33, 0, 4, 2)},
+			"alone":            {window(20, 0, 4, 2)},
+			"with extra":       {window(20, 7, 4, 2), full(4, 4)},
+			"wide":             {window(50, 0, 4, 2), full(4, 4)},
+			"one-token blocks": {full(2, 2), window(9, 0, 1, 4)},
+		} {
+			t.Run(a.Name+" "+name, func(t *testing.T) {
+				for i := range parts {
+					if parts[i].name == "sliding" {
+						parts[i].spec = a.Wrap(parts[i].spec)
+						parts[i].spec = renamed{parts[i].spec}
+					}
+				}
+				rep := judge(t, subject(400, 64, nil, parts...))
+				require.NotNil(t, rep.Counterexample, "accepted, but %s must refuse it", a.Relation)
+				require.Equal(t, a.Relation, rep.Counterexample.Relation, rep.Counterexample.String())
+				require.Equal(t, "sliding", rep.Counterexample.Group, rep.Counterexample.String())
+			})
+		}
+	}
+}
+
+// renamed calls a spec by an innocent name: no relation looks at it.
+type renamed struct{ abi.Spec }
+
+func (r renamed) Manifest() *abi.Manifest {
+	m := *r.Spec.Manifest()
+	m.Name, m.Version = "window", "1.0.0"
+	return &m
+}
+
+func TestPolicyThatOffersOnlyNewChunksIsRefused(t *testing.T) {
+	for _, p := range []abi.Spec{policy.ChunkLevel(), abitest.Newcomer()} {
+		rep := judge(t, subject(400, 64, []abi.Spec{p}, window(20, 0, 4, 2), full(4, 4)))
+		require.NotNil(t, rep.Counterexample)
+		require.Equal(t, "warm", rep.Counterexample.Relation)
+		require.Equal(t, "sliding", rep.Counterexample.Group)
+		require.Equal(t, []check.Range{{}}, rep.Counterexample.Missing)
+	}
+	// Without a leg that counts on the peer's supply it may serve.
+	s := subject(400, 64, []abi.Spec{policy.ChunkLevel()}, window(20, 0, 4, 2), full(4, 4))
+	s.PD = false
+	if ce := judge(t, s).Counterexample; ce != nil {
+		t.Fatal(ce)
+	}
+}
+
+// TestCounterexampleIsTheSmallest: the same failure is found first for any number of
+// workers and for longer prompts.
+func TestCounterexampleIsTheSmallest(t *testing.T) {
+	var first string
+	for _, workers := range []int{1, 2, 7} {
+		for _, longest := range []uint64{300, 3000} {
+			s := subject(longest, 64, nil, part{"sliding", abitest.Forgetful(specs.Window()), []uint64{40, 0}, 4, 2}, full(4, 4))
+			rep, err := check.Run(context.Background(), s, check.Options{Seed: 1, Workers: workers})
+			require.NoError(t, err)
+			if first == "" {
+				first = rep.Counterexample.String()
+			}
+			require.Equal(t, first, rep.Counterexample.String())
+		}
+	}
+}
+
+func TestCancelledCheckDecidesNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := check.Run(ctx, subject(300, 16, nil, full(4, 4)), check.Options{})
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+var rewrite = flag.Bool("rewrite", false, "rewrite the golden drawings")
+
+// TestDrawings compares the drawn counterexamples with testdata/*.txt: they are what an
+// author reads first.
+func TestDrawings(t *testing.T) {
+	for name, s := range map[string]check.Subject{
+		"forgetful":   subject(4096, 4096, nil, part{"sliding", abitest.Forgetful(specs.Window()), []uint64{256, 0}, 16, 8}, full(16, 8)),
+		"greedy":      subject(4096, 4096, nil, part{"sliding", abitest.Greedy(specs.Window()), []uint64{128, 0}, 16, 8}, full(16, 8)),
+		"blind":       subject(4096, 4096, nil, part{"sliding", abitest.Blind(specs.Window()), []uint64{256, 0}, 16, 8}, full(16, 8)),
+		"liar":        subject(4096, 4096, nil, part{"sliding", abitest.Liar(specs.Window()), []uint64{256, 0}, 16, 8}, full(16, 8)),
+		"hasty":       subject(4096, 4096, nil, part{"sliding", abitest.Hasty(specs.Window()), []uint64{256, 0}, 16, 8}, full(16, 8)),
+		"frontier":    subject(4096, 4096, nil, part{"sliding", abitest.Frontier(specs.Window()), []uint64{256, 0}, 16, 8}, full(16, 8)),
+		"miser":       subject(4096, 4096, nil, part{"sliding", abitest.Miser(specs.Window()), []uint64{256, 0}, 16, 8}, full(16, 8)),
+		"moody":       subject(4096, 4096, nil, part{"sliding", abitest.Moody(specs.Window()), []uint64{256, 0}, 16, 8}, full(16, 8)),
+		"chunk-level": subject(4096, 4096, []abi.Spec{policy.ChunkLevel()}, window(128, 0, 16, 8), full(16, 8)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := judge(t, s).Counterexample.String()
+			path := filepath.Join("testdata", name+".txt")
+			if *rewrite {
+				require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+			}
+			want, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, string(want), got)
+		})
+	}
+}
+
+// BenchmarkDemo is the demo's deployment with native rules: the floor for wasm ones.
+func BenchmarkDemo(b *testing.B) {
+	s := subject(131072, 4096, []abi.Spec{policy.RequestLevel()}, window(128, 0, 16, 8), full(16, 8))
+	for b.Loop() {
+		rep, err := check.Run(context.Background(), s, check.Options{Seed: 1})
+		if err != nil || rep.Counterexample != nil {
+			b.Fatal(rep, err)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package check
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"github.com/tierd/tierd/registry/plan"
+)
+
+// A Domain says over which cases the relations were run: which part is exhaustive, and
+// which part goes by period.
+type Domain struct {
+	// PromptTokens is the longest prompt; covers, needs and useful run every length
+	// from 1.
+	PromptTokens uint64 `json:"prompt_tokens"`
+	// PeriodTokens is the length after which the rules' answers repeat, shifted: the
+	// least common multiple of all chunk sizes and the alignment.
+	PeriodTokens uint64 `json:"period_tokens"`
+	// EdgeLengths is the number of prompt lengths over which the other relations run:
+	// all residues of the first three periods and of the last one when the period is
+	// short, else those lengths in them next to a block's, a chunk's, the alignment's
+	// or a parameter's edge, and drawn ones.
+	EdgeLengths int `json:"edge_lengths"`
+	// EdgeExhaustive says that all residues are among them.
+	EdgeExhaustive bool `json:"edge_exhaustive"`
+	// Drawn of the edge lengths were drawn with Seed.
+	Drawn int    `json:"drawn"`
+	Seed  uint64 `json:"seed"`
+	// TableChunks is the largest number of chunks whose lookup tables were all tried.
+	TableChunks int `json:"table_chunks"`
+
+	edges []uint64
+}
+
+const (
+	// tableChunks: all 4^6 = 4,096 tables of 6 chunks are tried, per range and bound.
+	tableChunks = 6
+	// residuesMax is the largest period of which all residues are run: four periods of
+	// it are 2,048 lengths, about a second of work.
+	residuesMax = 512
+	// drawnLengths is the number of drawn lengths beside the edges.
+	drawnLengths = 128
+)
+
+func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
+	d := Domain{PromptTokens: s.MaxTokens, Seed: seed, TableChunks: tableChunks, PeriodTokens: max(1, m.AlignTokens)}
+	for i := range m.Groups {
+		d.PeriodTokens = lcm(d.PeriodTokens, m.Groups[i].ChunkTokens)
+	}
+	d.EdgeExhaustive = d.PeriodTokens <= residuesMax
+	set := map[uint64]bool{}
+	add := func(n uint64) {
+		if n >= 1 && n <= s.MaxTokens {
+			set[n] = true
+		}
+	}
+	around := func(n uint64) { add(n - min(n, 1)); add(n); add(n + 1) }
+	for n, end := uint64(1), min(3*d.PeriodTokens, s.MaxTokens); n <= end; n++ {
+		if d.EdgeExhaustive || isEdge(m, n) {
+			add(n)
+		}
+	}
+	for n := s.MaxTokens - min(s.MaxTokens, d.PeriodTokens) + 1; n <= s.MaxTokens; n++ {
+		if d.EdgeExhaustive || isEdge(m, n) {
+			add(n)
+		}
+	}
+	around(m.MaxStoreTokens)
+	for g := range s.Groups {
+		for _, p := range s.Groups[g].Params {
+			around(p)
+			around(p + m.Groups[g].ChunkTokens)
+		}
+	}
+	draw := rng(seed)
+	for before := len(set); len(set) < before+drawnLengths && uint64(len(set)) < s.MaxTokens; {
+		add(1 + draw.below(s.MaxTokens))
+	}
+	d.Drawn = drawnLengths
+	for n := range set {
+		d.edges = append(d.edges, n)
+	}
+	slices.Sort(d.edges)
+	d.EdgeLengths = len(d.edges)
+	return d
+}
+
+// isEdge reports whether n is next to a chunk's edge of some group. Blocks' edges inside
+// a chunk are met by the drawn lengths and by the steps.
+func isEdge(m *plan.Model, n uint64) bool {
+	for i := range m.Groups {
+		c := m.Groups[i].ChunkTokens
+		if r := n % c; r <= 1 || r == c-1 {
+			return true
+		}
+	}
+	return false
+}
+
+// String says the domain in a sentence.
+func (d *Domain) String() string {
+	s := fmt.Sprintf("every prompt length 1 to %d (covers, needs, useful); ", d.PromptTokens)
+	if d.EdgeExhaustive {
+		s += fmt.Sprintf("every residue of the first three periods and the last one of %d tokens", d.PeriodTokens)
+	} else {
+		s += fmt.Sprintf("edges of the first three periods and the last one of %d tokens", d.PeriodTokens)
+	}
+	return s + fmt.Sprintf(" and %d drawn, %d lengths (pure, schedule, warm, arrivals); every lookup table of up to %d chunks (states); seed %d",
+		d.Drawn, d.EdgeLengths, d.TableChunks, d.Seed)
+}
+
+func lcm(a, b uint64) uint64 {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	hi, lo := bits.Mul64(a/x, b)
+	if hi != 0 {
+		return 1 << 62 // longer than any prompt: no period
+	}
+	return lo
+}
+
+// rng is a small generator (splitmix64), so that drawn cases depend on the seed alone.
+type rng uint64
+
+func (r *rng) next() uint64 {
+	*r += 0x9e3779b97f4a7c15
+	z := uint64(*r)
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// below returns a number in [0, n).
+func (r *rng) below(n uint64) uint64 {
+	hi, _ := bits.Mul64(r.next(), n)
+	return hi
+}

@@ -1,0 +1,362 @@
+package check
+
+import (
+	"fmt"
+
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/registry/plan"
+)
+
+// ruleOf is one opened rule with the geometry it is called for.
+type ruleOf struct {
+	at    string // group or policy
+	g     int
+	rule  abi.Rule
+	fresh abi.Rule // the same rule opened a second time
+}
+
+func (w *worker) rules() (out []ruleOf) {
+	for g := range w.model().Groups {
+		gr := &w.model().Groups[g]
+		out = append(out, ruleOf{gr.Name, g, gr.Rule, w.other.Groups[g].Rule})
+	}
+	for i, p := range w.model().Policies {
+		for g := range w.model().Groups {
+			out = append(out, ruleOf{"policy " + p.Name, g, p.Rule, w.other.Policies[i].Rule})
+		}
+	}
+	return out
+}
+
+// pure judges that every function answers the same again, on a fresh rule, with other
+// calls in between, and for a split of the range.
+func (w *worker) pure(prompt uint64) (*Counterexample, error) {
+	for _, ru := range w.rules() {
+		ct := w.model().Groups[ru.g].ChunkTokens
+		r := abi.Round{
+			BlockTokens: w.model().Groups[ru.g].BlockTokens, ChunkTokens: ct,
+			PromptTokens: prompt, StoredTokens: prompt, ResumeTokens: (prompt - 1) / ct * ct,
+			AlignTokens: w.model().AlignTokens, Hi: uint32(prompt / ct),
+		}
+		w.count("pure")
+		if text, err := w.pureReach(ru, r); text != "" || err != nil {
+			return w.impure(ru, prompt, text, err)
+		}
+		r.ResumeTokens, r.BoundTokens = 0, prompt-1
+		r.Hi = uint32((r.BoundTokens + ct - 1) / ct)
+		if text, err := w.pureScan(ru, r); text != "" || err != nil {
+			return w.impure(ru, prompt, text, err)
+		}
+		if spec, ok := ru.rule.(abi.SpecRule); ok {
+			r.ResumeTokens, r.BoundTokens = r.BoundTokens, 0
+			if text, err := w.pureNeed(spec, ru.fresh.(abi.SpecRule), r); text != "" || err != nil {
+				return w.impure(ru, prompt, text, err)
+			}
+		}
+	}
+	return nil, nil
+}
+
+func (w *worker) impure(ru ruleOf, prompt uint64, text string, err error) (*Counterexample, error) {
+	if err != nil {
+		return w.broken("pure", prompt, fmt.Errorf("%s: %w", ru.at, err))
+	}
+	ce := &Counterexample{PromptTokens: prompt}
+	return w.failAt(ce, "pure", ru.at, text), nil
+}
+
+// pureReach calls Reach four times, the last in two halves, and says how they differ.
+func (w *worker) pureReach(ru ruleOf, r abi.Round) (string, error) {
+	n := r.Chunks()
+	first := abi.NewBitmap(n)
+	if err := ru.rule.Reach(r, first); err != nil {
+		return "", fmt.Errorf("reach: %w", err)
+	}
+	for try := range pureTries {
+		rule, who := ru.rule, "called again"
+		if try%2 == 1 {
+			rule, who = ru.fresh, "on a fresh rule"
+		}
+		got := abi.NewBitmap(n)
+		if err := rule.Reach(r, got); err != nil {
+			return "", fmt.Errorf("reach %s: %w", who, err)
+		}
+		if !got.Equal(first) {
+			return fmt.Sprintf("reach %s answers %v, but before it was %v", who, rangesOf(got), rangesOf(first)), nil
+		}
+	}
+	mid := n / 2
+	lo, hi := r, r
+	lo.Hi, hi.Lo = r.Lo+uint32(mid), r.Lo+uint32(mid)
+	left, right := abi.NewBitmap(mid), abi.NewBitmap(n-mid)
+	if err := ru.rule.Reach(lo, left); err != nil {
+		return "", fmt.Errorf("reach of the first half: %w", err)
+	}
+	if err := ru.rule.Reach(hi, right); err != nil {
+		return "", fmt.Errorf("reach of the second half: %w", err)
+	}
+	for i := range n {
+		got := i < mid && left.Get(i) || i >= mid && right.Get(i-mid)
+		if got != first.Get(i) {
+			return fmt.Sprintf("reach of the chunks in two halves differs from reach of all at chunk %d", i), nil
+		}
+	}
+	return "", nil
+}
+
+// pureTries is how often each function is called again: rules that keep state between
+// calls tend to show it within a few.
+const pureTries = 4
+
+func (w *worker) pureScan(ru ruleOf, r abi.Round) (string, error) {
+	n := r.Chunks()
+	draw := rng(w.options.Seed ^ r.PromptTokens)
+	for range 3 {
+		t := abi.NewStates(n)
+		for i := range n {
+			t.Put(i, abi.State(draw.below(8)>>1)) // all four, evenly
+		}
+		if draw.below(2) == 0 {
+			t.Fill(0, n, abi.Hit)
+		}
+		first := abi.NewBitmap(n)
+		s1, err := ru.rule.Scan(r, t, first)
+		if err != nil {
+			return "", fmt.Errorf("scan: %w", err)
+		}
+		for try := range pureTries {
+			rule, who := ru.rule, "called again"
+			if try%2 == 1 {
+				rule, who = ru.fresh, "on a fresh rule"
+			}
+			got := abi.NewBitmap(n)
+			s2, err := rule.Scan(r, t, got)
+			if err != nil {
+				return "", fmt.Errorf("scan %s: %w", who, err)
+			}
+			if s1 != s2 || !got.Equal(first) {
+				return fmt.Sprintf("scan %s answers %d usable and %v, but before it was %d and %v",
+					who, s2.Usable, rangesOf(got), s1.Usable, rangesOf(first)), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+func (w *worker) pureNeed(rule, fresh abi.SpecRule, r abi.Round) (string, error) {
+	n := r.Chunks()
+	first := abi.NewBitmap(n)
+	err1 := rule.Need(r, first)
+	for try := range pureTries {
+		ru, who := rule, "called again"
+		if try%2 == 1 {
+			ru, who = fresh, "on a fresh rule"
+		}
+		got := abi.NewBitmap(n)
+		err2 := ru.Need(r, got)
+		if (err1 == nil) != (err2 == nil) || !got.Equal(first) {
+			return fmt.Sprintf("need %s answers %v (%v), but before it was %v (%v)", who, rangesOf(got), err2, rangesOf(first), err1), nil
+		}
+	}
+	return "", nil
+}
+
+// states judges the laws on lookup states for every group: all tables of a few chunks,
+// and long ones that are uniform, with one hole, or drawn.
+func (w *worker) states(uint64) (*Counterexample, error) {
+	for g := range w.model().Groups {
+		for n := 1; n <= tableChunks; n++ {
+			t := abi.NewStates(n)
+			for code := range 1 << (2 * n) {
+				t[0] = uint64(code)
+				if ce, err := w.tableAt(g, n, t); ce != nil || err != nil {
+					return ce, err
+				}
+			}
+		}
+		if ce, err := w.longTables(g); ce != nil || err != nil {
+			return ce, err
+		}
+	}
+	return nil, nil
+}
+
+// tableAt judges one table at several places and bounds.
+func (w *worker) tableAt(g, n int, t abi.States) (*Counterexample, error) {
+	ct := w.model().Groups[g].ChunkTokens
+	for _, lo := range [...]uint64{0, 1, 3} {
+		end := (lo + uint64(n)) * ct
+		for _, bound := range [...]uint64{end, end - 1, end - ct + 1} {
+			if bound <= lo*ct || bound > end || bound+ct > abi.MaxTokens {
+				continue
+			}
+			if ce, err := w.laws(g, lo, n, bound, t); ce != nil || err != nil {
+				return ce, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// longTables judges tables as long as the deployment's longest prompt and shorter.
+func (w *worker) longTables(g int) (*Counterexample, error) {
+	ct := w.model().Groups[g].ChunkTokens
+	longest := int(w.subject.MaxTokens / ct)
+	draw := rng(w.options.Seed)
+	for _, n := range [...]int{tableChunks + 1, 31, 32, 33, 64, 65, int(w.domain.PeriodTokens/ct) + 1, longest} {
+		if n <= tableChunks || n > longest {
+			continue
+		}
+		for base := abi.Miss; base <= abi.Retry; base++ {
+			for hole := abi.Miss; hole <= abi.Retry; hole++ {
+				for _, i := range [...]int{0, n / 2, n - 1} {
+					t := abi.NewStates(n)
+					t.Fill(0, n, base)
+					t.Put(i, hole)
+					if ce, err := w.laws(g, 0, n, uint64(n)*ct, t); ce != nil || err != nil {
+						return ce, err
+					}
+				}
+			}
+		}
+		for range drawnTables {
+			t := abi.NewStates(n)
+			t.Fill(0, n, abi.Hit)
+			for range draw.below(4) {
+				t.Put(int(draw.below(uint64(n))), abi.State(draw.below(4)))
+			}
+			if ce, err := w.laws(g, draw.below(3), n, 0, t); ce != nil || err != nil {
+				return ce, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// drawnTables is the number of drawn long tables per length.
+const drawnTables = 48
+
+// laws judges the laws of package abi for one table of n chunks from lo on; bound 0
+// means the end of the last chunk.
+func (w *worker) laws(g int, lo uint64, n int, bound uint64, t abi.States) (*Counterexample, error) {
+	gr := &w.model().Groups[g]
+	if bound == 0 {
+		bound = (lo + uint64(n)) * gr.ChunkTokens
+	}
+	w.count("states")
+	r := abi.Round{
+		BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: bound + 1, StoredTokens: bound + 1,
+		AlignTokens: w.model().AlignTokens, LocalTokens: lo * gr.ChunkTokens, BoundTokens: bound,
+		Lo: uint32(lo), Hi: uint32(lo) + uint32(n),
+	}
+	l := lawyer{rule: gr.Rule, r: r, n: n, t: t}
+	text, err := l.judge()
+	if err != nil {
+		return w.broken("states", r.PromptTokens, &plan.RuleError{Group: gr.Name, Func: "scan", Round: r, Err: err})
+	}
+	if text == "" {
+		return nil, nil
+	}
+	ce := &Counterexample{PromptTokens: r.PromptTokens, LocalTokens: r.LocalTokens, BoundTokens: bound, States: t.Format(n), StatesFrom: uint32(lo)}
+	return w.failAt(ce, "states", gr.Name, text), nil
+}
+
+// A lawyer holds one scan against the laws.
+type lawyer struct {
+	rule abi.Rule
+	r    abi.Round
+	n    int
+	t    abi.States
+}
+
+func (l *lawyer) scan(t abi.States) (abi.Span, abi.Bitmap, error) {
+	d := abi.NewBitmap(l.n)
+	s, err := l.rule.Scan(l.r, t, d)
+	return s, d, err
+}
+
+// with returns the table with every entry of one state replaced.
+func (l *lawyer) with(from, to abi.State) (abi.States, bool) {
+	t := append(abi.States(nil), l.t...)
+	changed := false
+	for i := range l.n {
+		if t.At(i) == from {
+			t.Put(i, to)
+			changed = true
+		}
+	}
+	return t, changed
+}
+
+// judge returns the law that the table breaks, in words, or "".
+func (l *lawyer) judge() (string, error) {
+	span, demand, err := l.scan(l.t)
+	if err != nil {
+		return "", err
+	}
+	if int(span.Usable) > l.n {
+		return fmt.Sprintf("%d chunks are called usable of %d", span.Usable, l.n), nil
+	}
+	allowed := abi.Here
+	if span.Deferred {
+		allowed = abi.Unknown
+		if demand.Empty() {
+			return "the scan is deferred, but marks no chunk whose state must become known", nil
+		}
+	}
+	for i := demand.Next(0); i >= 0; i = demand.Next(i + 1) {
+		if i >= l.n || 1<<l.t.At(i)&allowed == 0 {
+			if span.Deferred {
+				return fmt.Sprintf("the scan is deferred and marks chunk %d, whose state is known", i), nil
+			}
+			return fmt.Sprintf("chunk %d is demanded, but its state is neither Hit nor Pending", i), nil
+		}
+	}
+	if text, err := l.unchanged(span, demand, abi.Pending, abi.Hit, "Pending turned into Hit"); text != "" || err != nil {
+		return text, err
+	}
+	if span.Deferred {
+		return "", nil
+	}
+	if text, err := l.unchanged(span, demand, abi.Retry, abi.Miss, "Retry turned into Miss, although the scan was not deferred,"); text != "" || err != nil {
+		return text, err
+	}
+	return l.monotone(span)
+}
+
+// unchanged judges that replacing one state by another changes nothing.
+func (l *lawyer) unchanged(span abi.Span, demand abi.Bitmap, from, to abi.State, what string) (string, error) {
+	t, changed := l.with(from, to)
+	if !changed {
+		return "", nil
+	}
+	s, d, err := l.scan(t)
+	if err != nil {
+		return "", err
+	}
+	if s.Deferred != span.Deferred || !s.Deferred && s.Usable != span.Usable || !d.Equal(demand) {
+		return fmt.Sprintf("%s changes the answer: %d usable and demand %v became %d and %v",
+			what, span.Usable, rangesOf(demand), s.Usable, rangesOf(d)), nil
+	}
+	return "", nil
+}
+
+// monotone judges that one more Hit never makes fewer chunks usable.
+func (l *lawyer) monotone(span abi.Span) (string, error) {
+	step := max(1, l.n/8)
+	for i := 0; i < l.n; i += step {
+		if l.t.At(i) != abi.Miss {
+			continue
+		}
+		t := append(abi.States(nil), l.t...)
+		t.Put(i, abi.Hit)
+		s, _, err := l.scan(t)
+		if err != nil {
+			return "", err
+		}
+		if !s.Deferred && s.Usable < span.Usable {
+			return fmt.Sprintf("one more Hit, at chunk %d, makes fewer chunks usable: %d became %d", i, span.Usable, s.Usable), nil
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,342 @@
+package check
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/registry/plan"
+)
+
+// A producer plays an engine against the planner's machine: it computes, keeps its own
+// account of which blocks are alive on the GPU, and collects what is offered.
+type producer struct {
+	w       *worker
+	m       *plan.Machine
+	prompt  uint64
+	at      uint64
+	offered []abi.Bitmap
+	copied  [][]uint32 // per group and chunk: blocks copied
+	wrong   string     // what the machine did wrong, in words
+	group   int        // where
+}
+
+func (w *worker) produce(s plan.Start) (*producer, error) {
+	m, err := w.planner.Produce(s)
+	if err != nil {
+		return nil, err
+	}
+	p := &producer{w: w, m: m, prompt: s.PromptTokens}
+	for range w.model().Groups {
+		p.offered = append(p.offered, abi.Bitmap{})
+		p.copied = append(p.copied, nil)
+	}
+	return p, nil
+}
+
+// take applies the effects of a step from p.at to token n.
+func (p *producer) take(fx plan.Effects, n uint64, err error) error {
+	if err != nil {
+		return err
+	}
+	for _, c := range fx.Copies {
+		gr := &p.w.model().Groups[c.Group]
+		for b := uint64(c.Block); b < uint64(c.Block+c.Blocks); b++ {
+			ok, err := p.alive(c.Group, b, n)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				p.blame(c.Group, "block %d is copied after the step from %d to %d, when it is not alive", b, p.at, n)
+			}
+		}
+		have := &p.copied[c.Group]
+		for len(*have) <= int(c.Chunk) {
+			*have = append(*have, 0)
+		}
+		(*have)[c.Chunk] += c.Blocks
+		if n, full := (*have)[c.Chunk], uint32(gr.ChunkTokens/gr.BlockTokens); c.Last != (n == full) {
+			p.blame(c.Group, "chunk %d has %d of %d blocks copied, but last is %v", c.Chunk, n, full, c.Last)
+		}
+	}
+	for _, o := range fx.Offers {
+		b := &p.offered[o.Group]
+		for len(*b)*64 <= int(o.Chunk) {
+			*b = append(*b, 0)
+		}
+		if b.Get(int(o.Chunk)) {
+			p.blame(o.Group, "chunk %d is offered twice", o.Chunk)
+		}
+		b.Set(int(o.Chunk))
+	}
+	p.at = n
+	return nil
+}
+
+func (p *producer) blame(g int, format string, args ...any) {
+	if p.wrong == "" {
+		p.wrong, p.group = fmt.Sprintf(format, args...), g
+	}
+}
+
+// alive reports whether block b holds KV on the GPU after the step from p.at to n: it
+// was computed in that step, or attention at p.at still reads it.
+func (p *producer) alive(g int, b, n uint64) (bool, error) {
+	bt := p.w.model().Groups[g].BlockTokens
+	if (b+1)*bt > n {
+		return false, nil
+	}
+	if (b+1)*bt > p.at && n > p.at {
+		return true, nil
+	}
+	gr := p.w.model().Groups[g]
+	r := abi.Round{BlockTokens: bt, ChunkTokens: bt, PromptTokens: p.prompt, StoredTokens: p.prompt,
+		ResumeTokens: p.at, AlignTokens: p.w.model().AlignTokens, Hi: uint32((p.at + bt - 1) / bt)}
+	need := abi.NewBitmap(r.Chunks())
+	if err := gr.Rule.Need(r, need); err != nil {
+		return false, err
+	}
+	return int(b) < r.Chunks() && need.Get(int(b)), nil
+}
+
+func (p *producer) native(n uint64) error {
+	p.at = n
+	fx, err := p.m.Native(n)
+	return p.take(fx, n, err)
+}
+
+func (p *producer) step(n uint64) error {
+	fx, err := p.m.Step(n)
+	return p.take(fx, n, err)
+}
+
+func (p *producer) finish(n uint64) error {
+	fx, err := p.m.Finish(n)
+	return p.take(fx, n, err)
+}
+
+// schedule judges that the supply is the same for any split into steps, and that an
+// abort keeps the aligned tails.
+func (w *worker) schedule(prompt uint64) (*Counterexample, error) {
+	draw := rng(w.options.Seed ^ prompt)
+	for _, text := range w.texts(prompt, &draw) {
+		want, err := w.finalSupply(prompt, text)
+		if err != nil {
+			return w.broken("schedule", prompt, err)
+		}
+		for _, step := range w.stepSizes(text, &draw) {
+			w.count("schedule")
+			p, err := w.produce(plan.Start{PromptTokens: prompt})
+			if err == nil {
+				err = p.run(text, step, &draw)
+			}
+			if err != nil {
+				return w.broken("schedule", prompt, err)
+			}
+			ce := &Counterexample{PromptTokens: prompt, TextTokens: text, StepTokens: step}
+			if p.wrong != "" {
+				return w.fail(ce, "schedule", p.group, p.wrong, row{"supply", p.offered}), nil
+			}
+			for g := range want {
+				missing, more := minus(want[g], p.offered[g]), minus(p.offered[g], want[g])
+				if missing != nil || more != nil {
+					text := "steps of this size supply less than one step does"
+					if missing == nil {
+						text, missing = "steps of this size supply chunks that one step does not", more
+					}
+					return w.fail(ce, "schedule", g, text, row{"one step", want}, row{"supply", p.offered}, row{"missing", at(g, missing)}), nil
+				}
+			}
+		}
+	}
+	return w.aborts(prompt, &draw)
+}
+
+// texts returns text lengths for a prompt: none generated, and a few ends of decoding.
+func (w *worker) texts(prompt uint64, draw *rng) []uint64 {
+	ct := w.model().Groups[0].ChunkTokens
+	out := []uint64{prompt}
+	for _, more := range [...]uint64{1, ct, 1 + draw.below(4*ct)} {
+		if n := prompt + more; n > out[len(out)-1] && n <= w.subject.MaxTokens {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// finalSupply is what a request supplies in all: at its prompt's end and its text's end.
+func (w *worker) finalSupply(prompt, text uint64) ([]abi.Bitmap, error) {
+	s := plan.Start{PromptTokens: prompt}
+	want, _, err := w.planner.PromptSupply(s)
+	if err != nil {
+		return nil, err
+	}
+	more, _, err := w.planner.TextSupply(s, text)
+	if err != nil {
+		return nil, err
+	}
+	for g := range want {
+		more[g].Or(want[g])
+	}
+	return more, nil
+}
+
+// stepSizes returns the steps to try: all at once, an engine's usual 2048, a chunk and a
+// token less, a block and a token more, one token while that is short, and drawn (0).
+func (w *worker) stepSizes(text uint64, draw *rng) []uint64 {
+	gr := &w.model().Groups[0]
+	sizes := []uint64{text, 2048, gr.ChunkTokens - 1, gr.BlockTokens + 1, 1 + draw.below(text), 0}
+	if text <= oneTokenStepsMax {
+		sizes = append(sizes, 1)
+	}
+	slices.Sort(sizes)
+	sizes = slices.Compact(sizes)
+	slices.Reverse(sizes) // one step first: the simplest case
+	return slices.DeleteFunc(sizes, func(n uint64) bool { return n > text })
+}
+
+// oneTokenStepsMax bounds the texts that are also computed one token at a time.
+const oneTokenStepsMax = 2048
+
+// run computes the whole text in steps of the given size; 0 draws each step. The prompt
+// is never mixed with decoding in one step, which is what engines do.
+func (p *producer) run(text, step uint64, draw *rng) error {
+	if err := p.native(0); err != nil {
+		return err
+	}
+	for p.at < text {
+		n := step
+		if n == 0 {
+			n = 1 + draw.below(3*p.w.model().Groups[0].ChunkTokens)
+		}
+		end := text
+		if p.at < p.prompt {
+			end = p.prompt
+		}
+		if err := p.step(min(p.at+n, end)); err != nil {
+			return err
+		}
+	}
+	return p.finish(text)
+}
+
+// aborts judges that a request that ends at k tokens of its prompt has supplied at least
+// the aligned tails of a prompt of k tokens.
+func (w *worker) aborts(prompt uint64, draw *rng) (*Counterexample, error) {
+	ct := w.model().Groups[0].ChunkTokens
+	ends := []uint64{ct, ct + 1, prompt / 2, prompt - 1, draw.below(prompt), w.model().AlignTokens, w.model().AlignTokens + 1}
+	slices.Sort(ends)
+	for _, k := range slices.Compact(ends) {
+		if k == 0 || k >= prompt {
+			continue
+		}
+		w.count("schedule")
+		want, err := w.planner.AlignedSupply(plan.Start{PromptTokens: k}, k)
+		if err != nil {
+			return w.broken("schedule", prompt, err)
+		}
+		p, err := w.produce(plan.Start{PromptTokens: prompt})
+		if err == nil {
+			err = p.native(0)
+		}
+		for step := 1 + draw.below(2*ct); err == nil && p.at < k; {
+			err = p.step(min(p.at+step, k))
+		}
+		if err == nil {
+			err = p.finish(k)
+		}
+		if err != nil {
+			return w.broken("schedule", prompt, err)
+		}
+		ce := &Counterexample{PromptTokens: prompt, AbortTokens: k}
+		if p.wrong != "" {
+			return w.fail(ce, "schedule", p.group, p.wrong, row{"supply", p.offered}), nil
+		}
+		for g := range want {
+			if missing := minus(want[g], p.offered[g]); missing != nil {
+				return w.fail(ce, "schedule", g, "an abort supplies less than a prompt that ends there does; the supply depends on the steps so far",
+					row{"shorter prompt", want}, row{"supply", p.offered}, row{"missing", at(g, missing)}), nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// warm judges that a producer whose tier or GPU already holds a prefix supplies what a
+// cold consumer demands.
+func (w *worker) warm(prompt uint64) (*Counterexample, error) {
+	pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt}, nil)
+	if err != nil {
+		return w.broken("warm", prompt, err)
+	}
+	demand := make([]abi.Bitmap, len(pl.Demand))
+	for g := range demand {
+		demand[g] = slices.Clone(pl.Demand[g])
+	}
+	ct := w.model().Groups[0].ChunkTokens
+	residents := []uint64{0, ct, prompt / 2, prompt}
+	slices.Sort(residents)
+	for _, resident := range slices.Compact(residents) {
+		if resident > prompt {
+			continue
+		}
+		s := plan.Start{PromptTokens: prompt, ResidentTokens: resident, Offers: min(resident, 1)}
+		if s.Held, err = w.held(s, resident); err != nil {
+			return w.broken("warm", prompt, err)
+		}
+		m, err := w.planner.Produce(s)
+		if err != nil {
+			return w.broken("warm", prompt, err)
+		}
+		reuse, err := m.ReuseTokens()
+		if err != nil {
+			return w.broken("warm", prompt, err)
+		}
+		gpus := []uint64{0, min(ct, reuse), reuse / 2, reuse - min(reuse, 1), reuse}
+		slices.Sort(gpus)
+		for _, gpu := range slices.Compact(gpus) {
+			if ce, err := w.warmCase(s, gpu, resident, pl.ResumeTokens, demand); ce != nil || err != nil {
+				return ce, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// held returns the chunks below the resident prefix that a producer would pin.
+func (w *worker) held(s plan.Start, resident uint64) ([]abi.Bitmap, error) {
+	sets, err := w.planner.Wanted(s)
+	if err != nil {
+		return nil, err
+	}
+	for g := range sets {
+		whole := int(resident / w.model().Groups[g].ChunkTokens)
+		sets[g].UnsetRange(whole, max(whole, 64*len(sets[g])))
+	}
+	return sets, nil
+}
+
+func (w *worker) warmCase(s plan.Start, gpu, resident, resume uint64, demand []abi.Bitmap) (*Counterexample, error) {
+	w.count("warm")
+	p, err := w.produce(s)
+	if err == nil {
+		err = p.native(gpu)
+	}
+	if err == nil {
+		err = p.step(s.PromptTokens)
+	}
+	if err != nil {
+		return w.broken("warm", s.PromptTokens, err)
+	}
+	ce := &Counterexample{PromptTokens: s.PromptTokens, ResidentTokens: resident, GPUTokens: gpu, ResumeTokens: resume}
+	if p.wrong != "" {
+		return w.fail(ce, "warm", p.group, p.wrong, row{"supply", p.offered}), nil
+	}
+	for g := range demand {
+		if missing := minus(demand[g], p.offered[g]); missing != nil {
+			return w.fail(ce, "warm", g, "a producer that already holds a prefix supplies less than a cold one, and the consumer demands the rest",
+				row{"supply", p.offered}, row{"demand", demand}, row{"missing", at(g, missing)}), nil
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,331 @@
+// Package registry is the gate that every rule passes before it serves: it opens the
+// rules of a deployment, has package registry/check judge them, and hands out the
+// planner's model only with an accepted verdict.
+//
+// It judges a Spec wherever it came from. Opening a reference such as "window" or
+// "./mine.wasm#mine" is the caller's [Opener], so this package knows neither
+// WebAssembly nor processes.
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/registry/check"
+	"github.com/tierd/tierd/registry/deploy"
+	"github.com/tierd/tierd/registry/plan"
+)
+
+// An Opened is a spec that a reference led to.
+type Opened struct {
+	Spec abi.Spec
+	// Digest of the bytes that serve, "sha256:..."; it is what a verdict names.
+	Digest string
+	// Source in words, for tables: "embedded", or a file's path.
+	Source string
+}
+
+// An Opener opens the reference of a rule. Relative paths start at dir.
+type Opener func(ctx context.Context, dir, ref string) (Opened, error)
+
+// Options of Register.
+type Options struct {
+	Check check.Options
+	// Verdicts, when set, keeps accepted verdicts, so that the same rules, deployment
+	// and checker are not judged again.
+	Verdicts VerdictStore
+	// Checker identifies the code that judges, such as the digest of the executable. A
+	// kept verdict counts only for the same one.
+	Checker string
+	// Now, when set, times the check. Without it Verdict.Seconds is 0.
+	Now func() time.Time
+}
+
+// An Entry is a registered deployment.
+type Entry struct {
+	Deployment *deploy.Deployment
+	Verdict    *Verdict
+	rules      []opened
+}
+
+// opened is a group's or policy's rule with its parameters.
+type opened struct {
+	RuleID
+	spec   abi.Spec
+	values []uint64
+}
+
+// A RuleID says which rule serves where.
+type RuleID struct {
+	// For is the group's name, or "policy".
+	For     string            `json:"for"`
+	Ref     string            `json:"ref"`
+	Name    string            `json:"name"`
+	Version string            `json:"version"`
+	Digest  string            `json:"digest"`
+	Source  string            `json:"source"`
+	Params  map[string]uint64 `json:"params,omitempty"`
+}
+
+// A Verdict is what the check said of a deployment, with everything it depends on.
+type Verdict struct {
+	// Verdict is "accepted" or "refused".
+	Verdict          string                `json:"verdict"`
+	Model            string                `json:"model"`
+	DeploymentDigest string                `json:"deployment_digest"`
+	RulesDigest      string                `json:"rules_digest"`
+	Checker          string                `json:"checker"`
+	Rules            []RuleID              `json:"rules"`
+	Domain           check.Domain          `json:"domain"`
+	DomainText       string                `json:"domain_text"`
+	Cases            uint64                `json:"cases"`
+	Relations        map[string]uint64     `json:"relations"`
+	Seconds          float64               `json:"seconds"`
+	UnverifiedNeed   []string              `json:"unverified_need,omitempty"`
+	Counterexample   *check.Counterexample `json:"counterexample,omitempty"`
+	// Reused says that the verdict was kept from an earlier run.
+	Reused bool `json:"reused,omitempty"`
+}
+
+// Verdict values.
+const (
+	Accepted = "accepted"
+	Refused  = "refused"
+)
+
+// A Refusal is the error of a deployment whose rules disagree.
+type Refusal struct{ Verdict *Verdict }
+
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("deployment %s is refused\n%s", r.Verdict.Model, r.Verdict.Counterexample)
+}
+
+// Open opens the rules of a deployment without judging them.
+func Open(ctx context.Context, d *deploy.Deployment, open Opener) (*Entry, error) {
+	e := &Entry{Deployment: d}
+	for i := range d.Groups {
+		g := &d.Groups[i]
+		if err := e.open(ctx, open, "group "+g.Name, g.Name, g.Rule, abi.KindSpec, g.Params); err != nil {
+			return nil, err
+		}
+	}
+	for i, p := range d.Policies {
+		if err := e.open(ctx, open, fmt.Sprintf("policies[%d]", i), "policy", p.Rule, abi.KindPolicy, p.Params); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := e.model(false); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *Entry) open(ctx context.Context, open Opener, at, who, ref string, kind abi.Kind, params map[string]any) error {
+	o, err := open(ctx, e.Deployment.Dir(), ref)
+	if err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	m := o.Spec.Manifest()
+	if err := m.Validate(); err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	if m.Kind != kind {
+		return fmt.Errorf("%s: rule %s is a %s; a %s is needed here", at, ref, m.Kind, kind)
+	}
+	values, err := deploy.Values(at, m, params)
+	if err != nil {
+		return err
+	}
+	id := RuleID{For: who, Ref: ref, Name: m.Name, Version: m.Version, Digest: o.Digest, Source: o.Source, Params: map[string]uint64{}}
+	for i := range m.Params {
+		id.Params[m.Params[i].Name] = values[i]
+	}
+	e.rules = append(e.rules, opened{id, o.Spec, values})
+	return nil
+}
+
+// A pinner is a rule that can be bound to one goroutine, which makes its calls cheaper.
+type pinner interface {
+	Pin() (r abi.Rule, release func())
+}
+
+// Model returns the planner's model. Its rules are safe for many goroutines.
+func (e *Entry) Model() plan.Model {
+	m, err := e.model(false)
+	if err != nil {
+		panic("registry: a rule opened once does not open again: " + err.Error())
+	}
+	return m.Model
+}
+
+// opening is a model with what must be given back.
+type opening struct {
+	plan.Model
+	releases []func()
+}
+
+func (o *opening) release() {
+	for _, r := range o.releases {
+		r()
+	}
+}
+
+func (e *Entry) model(pin bool) (*opening, error) {
+	d := e.Deployment
+	o := &opening{Model: plan.Model{AlignTokens: d.AlignTokens, MaxStoreTokens: d.MaxStoreTokens}}
+	for i := range e.rules {
+		ru := &e.rules[i]
+		rule, err := ru.spec.Open(ru.values)
+		if err != nil {
+			o.release()
+			return nil, fmt.Errorf("%s: open rule %s: %w", ru.For, ru.Ref, err)
+		}
+		if p, ok := rule.(pinner); ok && pin {
+			var release func()
+			rule, release = p.Pin()
+			o.releases = append(o.releases, release)
+		}
+		if i >= len(d.Groups) {
+			o.Policies = append(o.Policies, plan.Policy{Name: ru.Name, Rule: rule})
+			continue
+		}
+		spec, ok := rule.(abi.SpecRule)
+		if !ok {
+			o.release()
+			return nil, fmt.Errorf("group %s: rule %s has no Need", ru.For, ru.Ref)
+		}
+		g := &d.Groups[i]
+		o.Groups = append(o.Groups, plan.Group{Name: g.Name, Rule: spec, BlockTokens: g.BlockTokens, ChunkTokens: g.ChunkTokens(), Draft: g.Draft})
+	}
+	return o, nil
+}
+
+// RulesDigest names the rules and parameters of an entry together.
+func (e *Entry) RulesDigest() string {
+	h := sha256.New()
+	for i := range e.rules {
+		ru := &e.rules[i]
+		fmt.Fprintf(h, "%s\x00%s\x00%s\x00%s\x00%d\n", ru.For, ru.Name, ru.Version, ru.Digest, ru.values)
+	}
+	return "sha256:" + hex.EncodeToString(h.Sum(nil))
+}
+
+// Register opens the rules of a deployment and judges them. A refused deployment is a
+// *Refusal; any other error means that there was no verdict.
+func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options) (*Entry, error) {
+	e, err := Open(ctx, d, open)
+	if err != nil {
+		return nil, err
+	}
+	key := verdictKey(d.Digest(), e.RulesDigest(), o.Checker)
+	if v := loadVerdict(o.Verdicts, key); v != nil && v.DeploymentDigest == d.Digest() && v.RulesDigest == e.RulesDigest() && v.Checker == o.Checker {
+		e.Verdict = v
+		return e, nil
+	}
+	if err := e.judge(ctx, o); err != nil {
+		return nil, err
+	}
+	if e.Verdict.Verdict == Refused {
+		return nil, &Refusal{e.Verdict}
+	}
+	return e, saveVerdict(o.Verdicts, key, e.Verdict)
+}
+
+func (e *Entry) judge(ctx context.Context, o Options) error {
+	d := e.Deployment
+	s := check.Subject{MaxTokens: d.MaxTokens, PD: has(d.Legs, "pd"), Probe: has(d.Legs, "probe")}
+	for i := range d.Groups {
+		s.Groups = append(s.Groups, check.Claim{Manifest: e.rules[i].spec.Manifest(), Params: e.rules[i].values})
+	}
+	s.Open = func() (plan.Model, func(), error) {
+		m, err := e.model(true)
+		if err != nil {
+			return plan.Model{}, nil, err
+		}
+		return m.Model, m.release, nil
+	}
+	var began time.Time
+	if o.Now != nil {
+		began = o.Now()
+	}
+	rep, err := check.Run(ctx, s, o.Check)
+	if err != nil {
+		return fmt.Errorf("check deployment %s: %w", d.Model, err)
+	}
+	v := &Verdict{
+		Verdict: Accepted, Model: d.Model, DeploymentDigest: d.Digest(), RulesDigest: e.RulesDigest(), Checker: o.Checker,
+		Domain: rep.Domain, DomainText: rep.Domain.String(), Relations: rep.Cases,
+		UnverifiedNeed: rep.Unverified, Counterexample: rep.Counterexample,
+	}
+	for i := range e.rules {
+		v.Rules = append(v.Rules, e.rules[i].RuleID)
+	}
+	for _, n := range rep.Cases {
+		v.Cases += n
+	}
+	if o.Now != nil {
+		v.Seconds = o.Now().Sub(began).Seconds()
+	}
+	if rep.Counterexample != nil {
+		v.Verdict = Refused
+	}
+	e.Verdict = v
+	return nil
+}
+
+func has(list []string, s string) bool {
+	for _, x := range list {
+		if x == s {
+			return true
+		}
+	}
+	return false
+}
+
+// A VerdictStore keeps accepted verdicts between runs. The host backs it with its state
+// directory.
+type VerdictStore interface {
+	// Load returns what Save kept under key, or nil.
+	Load(key string) []byte
+	Save(key string, data []byte) error
+}
+
+func verdictKey(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d:%s\n", len(p), p)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// loadVerdict returns a kept verdict that says accepted, or nil.
+func loadVerdict(s VerdictStore, key string) *Verdict {
+	if s == nil {
+		return nil
+	}
+	var v Verdict
+	if b := s.Load(key); b == nil || json.Unmarshal(b, &v) != nil || v.Verdict != Accepted {
+		return nil
+	}
+	v.Reused = true
+	return &v
+}
+
+func saveVerdict(s VerdictStore, key string, v *Verdict) error {
+	if s == nil {
+		return nil
+	}
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := s.Save(key, b); err != nil {
+		return fmt.Errorf("keep the verdict of %s: %w", v.Model, err)
+	}
+	return nil
+}
