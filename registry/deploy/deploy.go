@@ -8,6 +8,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -220,6 +222,9 @@ func (d *Deployment) validateGroup(i int) error {
 	if dtypeBytes[g.DType] == 0 {
 		return fmt.Errorf("%s: dtype is %q; it must be one of bf16, fp16, fp32, fp8, int8", at, g.DType)
 	}
+	if c := product(g.Layers, 2, g.BlockTokens, g.KVHeads, g.HeadDim, dtypeBytes[g.DType], g.ChunkBlocks); c > chunkBytesMax {
+		return fmt.Errorf("%s: a chunk would have more than %d bytes; lower chunk_blocks", at, chunkBytesMax)
+	}
 	if d.HashTokens == 0 || g.BlockTokens%d.HashTokens != 0 {
 		return fmt.Errorf("%s: block_tokens is %d, hash_tokens is %d; every block must be a whole number of hash granules", at, g.BlockTokens, d.HashTokens)
 	}
@@ -227,13 +232,23 @@ func (d *Deployment) validateGroup(i int) error {
 		return fmt.Errorf("%s: align_tokens is %d, but its chunks have %d tokens (%d blocks of %d); align_tokens must be a multiple of every chunk, such as %d",
 			at, d.AlignTokens, g.ChunkTokens(), g.ChunkBlocks, g.BlockTokens, d.chunkLCM())
 	}
-	if c := g.ChunkBytes(); c > chunkBytesMax {
-		return fmt.Errorf("%s: a chunk would have %d bytes; at most %d are supported: lower chunk_blocks", at, c, chunkBytesMax)
-	}
 	if (d.MaxTokens+g.ChunkTokens()-1)/g.ChunkTokens() > abi.MaxChunks {
 		return fmt.Errorf("%s: max_tokens %d in chunks of %d tokens is more than %d chunks; raise chunk_blocks", at, d.MaxTokens, g.ChunkTokens(), abi.MaxChunks)
 	}
 	return nil
+}
+
+// product multiplies, and stops at the largest uint64 instead of overflowing.
+func product(factors ...uint64) uint64 {
+	p := uint64(1)
+	for _, f := range factors {
+		hi, lo := bits.Mul64(p, f)
+		if hi != 0 {
+			return math.MaxUint64
+		}
+		p = lo
+	}
+	return p
 }
 
 func (d *Deployment) chunkLCM() uint64 {
