@@ -35,7 +35,7 @@ type Round struct {
 	// tails. Need reads it as the resume point to judge.
 	ResumeTokens uint64
 	// AlignTokens asks Reach to keep also what resuming at each of its multiples
-	// needs; 0 asks for none.
+	// needs; 0 asks for none. A multiple of ChunkTokens.
 	AlignTokens uint64
 	// JunctionTokens asks Reach to keep also what resuming there needs: the end
 	// of a prefix known to be shared; 0 asks for none.
@@ -71,6 +71,8 @@ func (r *Round) Validate() error {
 		return fmt.Errorf("round: block_tokens is 0; a block holds at least 1 token")
 	case r.ChunkTokens == 0 || r.ChunkTokens%r.BlockTokens != 0:
 		return fmt.Errorf("round: chunk_tokens is %d; it must be a positive multiple of block_tokens, %d", r.ChunkTokens, r.BlockTokens)
+	case r.AlignTokens%r.ChunkTokens != 0:
+		return fmt.Errorf("round: align_tokens is %d; it must be a multiple of chunk_tokens, %d", r.AlignTokens, r.ChunkTokens)
 	case r.Hi < r.Lo:
 		return fmt.Errorf("round: hi is %d, below lo, %d", r.Hi, r.Lo)
 	case r.Hi > MaxChunks:

@@ -14,7 +14,8 @@ func Full() abi.Spec {
 type full struct{}
 
 func (full) Reach(r abi.Round, out abi.Bitmap) error {
-	storeRange(&r, chunks{0, uint64(r.Hi)}, out)
+	s := newShelf(&r, out)
+	s.put(s.chunks)
 	return nil
 }
 

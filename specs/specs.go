@@ -29,14 +29,25 @@ func (s *spec) Open(params []uint64) (abi.Rule, error) {
 	return s.open(params), nil
 }
 
-// A chunks is a run of chunk numbers lo <= c < hi, clipped to what a Round asks for.
+// A chunks is a run of chunk numbers lo <= c < hi.
 type chunks struct{ lo, hi uint64 }
 
-// storeRange adds the complete chunks of c that r asks for to out.
-func storeRange(r *abi.Round, c chunks, out abi.Bitmap) {
-	lo := max(c.lo, uint64(r.Lo))
-	hi := min(c.hi, r.StoredTokens/r.ChunkTokens, uint64(r.Hi))
+// A shelf is the part of a Reach's answer that may be set: the complete chunks that the
+// Round asks for.
+type shelf struct {
+	chunks
+	base uint64
+	out  abi.Bitmap
+}
+
+func newShelf(r *abi.Round, out abi.Bitmap) shelf {
+	return shelf{chunks{uint64(r.Lo), min(r.StoredTokens/r.ChunkTokens, uint64(r.Hi))}, uint64(r.Lo), out}
+}
+
+// put sets those of the chunks c that are on the shelf.
+func (s *shelf) put(c chunks) {
+	lo, hi := max(c.lo, s.lo), min(c.hi, s.hi)
 	if lo < hi {
-		out.SetRange(int(lo-uint64(r.Lo)), int(hi-uint64(r.Lo)))
+		s.out.SetRange(int(lo-s.base), int(hi-s.base))
 	}
 }

@@ -41,26 +41,27 @@ func (w *window) tail(n, chunkTokens uint64) chunks {
 // Reach keeps the tail of the resume point, of the junction and of every aligned
 // point up to the stored length.
 func (w *window) Reach(r abi.Round, out abi.Bitmap) error {
-	storeRange(&r, w.tail(r.ResumeTokens, r.ChunkTokens), out)
+	s := newShelf(&r, out)
+	s.put(w.tail(r.ResumeTokens, r.ChunkTokens))
 	if r.JunctionTokens <= r.StoredTokens {
-		storeRange(&r, w.tail(r.JunctionTokens, r.ChunkTokens), out)
+		s.put(w.tail(r.JunctionTokens, r.ChunkTokens))
 	}
-	if r.AlignTokens == 0 {
-		return nil
-	}
-	if w.behind() >= r.AlignTokens { // the tails touch: one range
+	switch {
+	case r.AlignTokens == 0 || w.behind() == 0:
+	case w.behind() >= r.AlignTokens: // the tails touch: one range
 		last := r.StoredTokens / r.AlignTokens * r.AlignTokens
-		storeRange(&r, chunks{0, (last + r.ChunkTokens - 1) / r.ChunkTokens}, out)
-		return nil
-	}
-	// Start at the first point whose tail can end inside the range asked for.
-	first := max(1, uint64(r.Lo)*r.ChunkTokens/r.AlignTokens)
-	for n := first * r.AlignTokens; n <= r.StoredTokens; n += r.AlignTokens {
-		t := w.tail(n, r.ChunkTokens)
-		if t.lo >= uint64(r.Hi) {
-			break
+		s.put(chunks{0, (last + r.ChunkTokens - 1) / r.ChunkTokens})
+	default:
+		// Start at the first point whose tail can reach into the range asked for, and
+		// end at the first whose tail lies behind it: no more steps than chunks.
+		first := max(1, s.lo*r.ChunkTokens/r.AlignTokens)
+		for n := first * r.AlignTokens; n <= r.StoredTokens; n += r.AlignTokens {
+			t := w.tail(n, r.ChunkTokens)
+			if t.lo >= s.hi {
+				break
+			}
+			s.put(t)
 		}
-		storeRange(&r, t, out)
 	}
 	return nil
 }

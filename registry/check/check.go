@@ -200,6 +200,7 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 		{lengths{1, []uint64{1}}, 1, (*worker).states},
 		{lengths{int(r.subject.MaxTokens), nil}, 256, (*worker).sweep},
 		{edges, 8, (*worker).arrivals},
+		{edges, 8, (*worker).shared},
 		{edges, 8, (*worker).schedule},
 	}
 	if r.subject.PD {

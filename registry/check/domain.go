@@ -106,7 +106,7 @@ func (d *Domain) String() string {
 	} else {
 		s += fmt.Sprintf("edges of the first three periods and the last one of %d tokens", d.PeriodTokens)
 	}
-	return s + fmt.Sprintf(" and %d drawn, %d lengths (pure, schedule, warm, arrivals); every lookup table of up to %d chunks (states); seed %d",
+	return s + fmt.Sprintf(" and %d drawn, %d lengths (pure, schedule, warm, partial arrivals, shared prefixes); every lookup table of up to %d chunks (states); seed %d",
 		d.Drawn, d.EdgeLengths, d.TableChunks, d.Seed)
 }
 

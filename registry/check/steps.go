@@ -269,10 +269,7 @@ func (w *worker) warm(prompt uint64) (*Counterexample, error) {
 	if err != nil {
 		return w.broken("warm", prompt, err)
 	}
-	demand := make([]abi.Bitmap, len(pl.Demand))
-	for g := range demand {
-		demand[g] = slices.Clone(pl.Demand[g])
-	}
+	demand := cloneSets(pl.Demand)
 	ct := w.model().Groups[0].ChunkTokens
 	residents := []uint64{0, ct, prompt / 2, prompt}
 	slices.Sort(residents)

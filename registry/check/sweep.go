@@ -161,17 +161,19 @@ func (w *worker) owned(prompt uint64, supply []abi.Bitmap) *Counterexample {
 	return nil
 }
 
-// reuse judges useful beyond the same prompt: leg probe, the next turn, a shared prefix.
+// A reader is a prompt that finds in its tables what another one has supplied.
+type reader struct {
+	what         string
+	prompt, upto uint64 // its length, and how much of it the producer's prompt shares
+	sets         []abi.Bitmap
+	want         uint64 // where it must be able to resume
+}
+
+// reuse judges useful beyond leg pd: the same prompt in leg probe, and the next turn.
 func (w *worker) reuse(start plan.Start, supply []abi.Bitmap, resume uint64) (*Counterexample, error) {
 	prompt := start.PromptTokens
 	if !w.subject.Probe {
 		return nil, nil
-	}
-	type reader struct {
-		what         string
-		prompt, upto uint64
-		sets         []abi.Bitmap
-		want         uint64
 	}
 	text, _, err := w.planner.TextSupply(start, prompt)
 	if err != nil {
@@ -180,30 +182,62 @@ func (w *worker) reuse(start plan.Start, supply []abi.Bitmap, resume uint64) (*C
 	for g := range text {
 		text[g].Or(supply[g])
 	}
-	readers := []reader{
-		{"the same prompt in leg probe resumes earlier than in leg pd", prompt, prompt, supply, resume},
-		{"the next turn resumes earlier than the last whole chunk of the text before it", prompt + 1, prompt, text, w.floor(prompt)},
+	return w.readers(prompt,
+		reader{"the same prompt in leg probe resumes earlier than in leg pd", prompt, prompt, supply, resume},
+		reader{"the next turn resumes earlier than the last whole chunk of the text before it", prompt + 1, prompt, text, w.floor(prompt)})
+}
+
+// shared judges that a prompt which shares a prefix resumes at its last aligned point.
+func (w *worker) shared(prompt uint64) (*Counterexample, error) {
+	a := w.model().AlignTokens
+	if a == 0 || prompt < 2 || !w.subject.Probe {
+		return nil, nil
 	}
-	if a := w.model().AlignTokens; a > 0 && prompt > 1 {
-		for _, x := range [...]uint64{prompt / 2, prompt - 1} {
-			readers = append(readers, reader{"a prompt that shares a prefix resumes earlier than its last aligned point",
-				prompt, x, supply, min(x/a*a, w.floor(x))})
-		}
+	supply, _, err := w.planner.PromptSupply(plan.Start{PromptTokens: prompt})
+	if err != nil {
+		return w.broken("useful", prompt, err)
 	}
-	for _, rd := range readers {
-		w.count("useful")
-		step, err := w.planner.Probe(plan.Ask{PromptTokens: rd.prompt}, w.tables(rd.sets, rd.upto), 0)
-		if err != nil {
-			return w.broken("useful", prompt, err)
+	draw := rng(w.options.Seed ^ prompt)
+	last := prompt / a * a
+	for _, x := range [...]uint64{prompt / 2, prompt - 1, last, last - min(last, 1), last + 1, a, a + 1, draw.below(prompt)} {
+		if x == 0 || x >= prompt {
+			continue
 		}
-		if step.Plan.ResumeTokens < rd.want {
-			ce := &Counterexample{PromptTokens: rd.prompt, ProducerTokens: prompt, SharedTokens: rd.upto,
-				ResumeTokens: step.Plan.ResumeTokens, WantTokens: rd.want}
-			g := w.limiting(rd.prompt, 0, rd.want, w.tables(rd.sets, rd.upto))
-			return w.fail(ce, "useful", g, rd.what, row{"supply", rd.sets}, row{"demand", step.Plan.Demand}), nil
+		ce, err := w.readers(prompt, reader{"a prompt that shares a prefix resumes earlier than its last aligned point",
+			prompt, x, supply, min(x/a*a, w.floor(x))})
+		if ce != nil || err != nil {
+			return ce, err
 		}
 	}
 	return nil, nil
+}
+
+func (w *worker) readers(producer uint64, rds ...reader) (*Counterexample, error) {
+	for _, rd := range rds {
+		w.count("useful")
+		tables := w.tables(rd.sets, rd.upto)
+		step, err := w.planner.Probe(plan.Ask{PromptTokens: rd.prompt}, tables, 0)
+		if err != nil {
+			return w.broken("useful", rd.prompt, err)
+		}
+		if step.Plan.ResumeTokens >= rd.want {
+			continue
+		}
+		ce := &Counterexample{PromptTokens: rd.prompt, ProducerTokens: producer, SharedTokens: rd.upto,
+			ResumeTokens: step.Plan.ResumeTokens, WantTokens: rd.want}
+		rows := []row{{"supply", rd.sets}, {"demand", cloneSets(step.Plan.Demand)}}
+		return w.fail(ce, "useful", w.limiting(rd.prompt, 0, rd.want, tables), rd.what, rows...), nil
+	}
+	return nil, nil
+}
+
+// cloneSets copies a plan's sets, which the planner's next call overwrites.
+func cloneSets(sets []abi.Bitmap) []abi.Bitmap {
+	out := make([]abi.Bitmap, len(sets))
+	for g := range sets {
+		out[g] = append(abi.Bitmap{}, sets[g]...)
+	}
+	return out
 }
 
 // complete returns all whole chunks of a prompt.

@@ -23,7 +23,7 @@ type config struct {
 	TLS    *inner            `yaml:"tls"`
 	Labels map[string]string `yaml:"labels"`
 	Any    map[string]any    `yaml:"any"`
-	hidden int // no tag: not a key
+	hidden int               // no tag: not a key
 }
 
 func TestDecode(t *testing.T) {

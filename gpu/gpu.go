@@ -1,0 +1,156 @@
+// Package gpu moves bytes between the memory in which an engine keeps its KV cache
+// and host memory, behind one small interface.
+//
+// # The story
+//
+// An engine keeps the KV cache of a group in a region: device memory, or host memory
+// where there is no GPU. A chunk is spread over the region in fragments, one for each
+// layer and each of K and V. Storing a chunk gathers its fragments into one run of
+// bytes in a slot of the host's slab; loading it scatters them back. A Device does
+// both. It also says how another process of the same user can map a region, because
+// engine and daemon are two processes.
+//
+// Package gpu/mem is the device for host memory and runs everywhere. Package
+// gpu/gputest holds the conformance suite that every device passes.
+//
+// # Laws
+//
+//   - Gather reads and Scatter writes exactly the bytes that the fragments name, in
+//     the order in which they are listed.
+//   - A call that returns an error that wraps ErrFragments has touched nothing.
+//   - When a call returns, for whatever reason, the device no longer reads or writes
+//     the slice or the region on its behalf. A call that was cancelled may have moved
+//     some of the bytes.
+//   - Close of a region waits for the calls that use it; later ones get ErrClosed.
+//   - Calls may run at the same time. Two that touch the same bytes, one of them a
+//     Scatter, are the caller's to keep apart.
+package gpu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+var (
+	// ErrClosed is returned for a region or a device that was closed.
+	ErrClosed = errors.New("region is closed")
+	// ErrFragments is wrapped by every refusal of a fragment list.
+	ErrFragments = errors.New("fragments refused")
+	// ErrForeign is returned when a region belongs to another device.
+	ErrForeign = errors.New("region belongs to another device")
+)
+
+// FragmentsMax bounds one call: 2^20 fragments are 128 layers of 4096 blocks with K
+// and V apart, far above one chunk, and their list is 16 MiB.
+const FragmentsMax = 1 << 20
+
+// A Device owns regions and moves bytes in and out of them.
+type Device interface {
+	// Name says which device this is, for messages: "mem", "cuda:0".
+	Name() string
+	// Alloc makes a region of size bytes, all zero. No room is an error that gives
+	// the bytes wanted and the bytes free, never a fault later.
+	Alloc(ctx context.Context, size int64) (Region, error)
+	// Import maps a region that another process allocated. Closing it leaves the
+	// other process's region alone.
+	Import(ctx context.Context, h Handle) (Region, error)
+	// Gather copies the fragments of src one after the other into dst, whose
+	// length must be the sum of their lengths. Fragments may overlap.
+	Gather(ctx context.Context, dst []byte, src Region, frags []Fragment) error
+	// Scatter copies src, piece by piece, into the fragments of dst. The length of
+	// src must be the sum of their lengths, and no two fragments may overlap.
+	Scatter(ctx context.Context, dst Region, frags []Fragment, src []byte) error
+	// Close closes the device and every region that is still open.
+	Close() error
+}
+
+// A Region is a run of bytes that a device can reach.
+type Region interface {
+	// Size in bytes.
+	Size() int64
+	// Export says how another process of the same user can map the region. The
+	// handle is good until Close.
+	Export() (Handle, error)
+	// Close gives the region back. Closing twice is harmless.
+	Close() error
+}
+
+// A HandleKind says how a Handle is to be read.
+type HandleKind string
+
+const (
+	// HandleFile is a shared-memory file: Path, Offset and Length say what to map.
+	HandleFile HandleKind = "file"
+	// HandleCUDA is an allocation exported by CUDA IPC: Opaque is the driver's
+	// handle, Offset and Length lie inside that allocation.
+	HandleCUDA HandleKind = "cuda-ipc"
+)
+
+// A Handle names a region across processes.
+type Handle struct {
+	Kind HandleKind
+	// Path of the file to map, for HandleFile.
+	Path string
+	// Opaque is the driver's own handle, for HandleCUDA.
+	Opaque []byte
+	// Offset and Length in bytes.
+	Offset, Length int64
+}
+
+// A Fragment is a run of bytes inside a region. Length 0 is allowed.
+type Fragment struct {
+	// Offset and Length in bytes.
+	Offset, Length int64
+}
+
+// CheckFragments refuses a list that leaves a region of size bytes, does not add up
+// to the total bytes of the other side, or, when disjoint is set, overlaps itself.
+// Devices call it before they touch anything.
+func CheckFragments(size int64, frags []Fragment, total int, disjoint bool) error {
+	if len(frags) > FragmentsMax {
+		return fmt.Errorf("%w: %d in one call; at most %d are allowed", ErrFragments, len(frags), FragmentsMax)
+	}
+	var sum, end int64
+	ascending := true
+	for i, f := range frags {
+		if f.Offset < 0 || f.Length < 0 || f.Offset > size || f.Length > size-f.Offset {
+			return fmt.Errorf("%w: fragment %d is %d bytes at offset %d, but the region has %d bytes", ErrFragments, i, f.Length, f.Offset, size)
+		}
+		if sum += f.Length; sum > int64(total) {
+			return fmt.Errorf("%w: the first %d hold %d bytes, but the host side has %d", ErrFragments, i+1, sum, total)
+		}
+		if f.Length > 0 {
+			ascending = ascending && f.Offset >= end
+			end = f.Offset + f.Length
+		}
+	}
+	if sum != int64(total) {
+		return fmt.Errorf("%w: they hold %d bytes, but the host side has %d", ErrFragments, sum, total)
+	}
+	if !disjoint || ascending {
+		return nil
+	}
+	return checkDisjoint(frags)
+}
+
+// checkDisjoint is the slow path: lists in ascending order never come here.
+func checkDisjoint(frags []Fragment) error {
+	order := make([]int, 0, len(frags))
+	for i, f := range frags {
+		if f.Length > 0 {
+			order = append(order, i)
+		}
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(frags[a].Offset, frags[b].Offset) })
+	for k := 1; k < len(order); k++ {
+		a, b := frags[order[k-1]], frags[order[k]]
+		if b.Offset < a.Offset+a.Length {
+			return fmt.Errorf("%w: fragments %d [%d, %d) and %d [%d, %d) overlap in the destination", ErrFragments,
+				order[k-1], a.Offset, a.Offset+a.Length, order[k], b.Offset, b.Offset+b.Length)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,260 @@
+// Package plugins opens rules by the references that a deployment file uses:
+//
+//	window                  a rule that ships with tierd, from the embedded module
+//	./file.wasm#name        a rule of a WebAssembly module, relative to Options.BaseDir
+//	./file.wasm             the same, when the module holds one rule only
+//	exec:./path#name        a subprocess; this build does not open it yet
+//	oci:ref@digest#name     an OCI artifact; this build does not open it yet
+//
+// Every reference ends in an abi.Spec and the digest of the bytes that serve it. What
+// the rule does is not judged here: that is the registry's work.
+package plugins
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/plugins/wasm"
+	"github.com/tierd/tierd/specs/module"
+)
+
+// Shipped is the Source of a rule of the embedded module.
+const Shipped = "shipped"
+
+// ErrUnsupported is wrapped by the error for a kind of reference that this build does
+// not open.
+var ErrUnsupported = errors.New("not supported by this build")
+
+// Options says where references point and how modules run. The zero value resolves
+// paths against the working directory and keeps no compiled code.
+type Options struct {
+	// BaseDir is what a relative path is relative to: the directory of the deployment
+	// file.
+	BaseDir string
+	// CacheDir, CallTimeout and PoolMax are those of wasm.Options. The timeout does not
+	// apply to the embedded module.
+	CacheDir    string
+	CallTimeout time.Duration
+	PoolMax     int
+}
+
+// A Plugin is an opened reference.
+type Plugin struct {
+	// Spec is the rule before its parameters are chosen.
+	Spec abi.Spec
+	// Digest is "sha256:" and the digest of the module's bytes.
+	Digest string
+	// Source says where the bytes came from: Shipped, or the path of a file.
+	Source string
+
+	close func(context.Context) error
+}
+
+// Close frees what Open took. A Plugin of a Loader is freed with the loader, and its
+// Close does nothing.
+func (p *Plugin) Close(ctx context.Context) error {
+	if p.close == nil {
+		return nil
+	}
+	return p.close(ctx)
+}
+
+// Open opens one reference. Use a Loader for several: it loads each module once.
+func Open(ctx context.Context, ref string, o Options) (*Plugin, error) {
+	l := NewLoader(o)
+	p, err := l.Open(ctx, ref)
+	if err != nil {
+		return nil, errors.Join(err, l.Close(context.WithoutCancel(ctx)))
+	}
+	p.close = l.Close
+	return p, nil
+}
+
+// A Loader opens the references of one deployment. References to the same bytes share
+// one module, whatever path they came by. It is safe for concurrent use.
+type Loader struct {
+	options Options
+
+	mu      sync.Mutex
+	modules map[loadKey]*wasm.Module
+}
+
+// A loadKey tells modules apart: the embedded one is trusted, and the same bytes from
+// a file are not.
+type loadKey struct {
+	digest  [sha256.Size]byte
+	trusted bool
+}
+
+// NewLoader returns a loader that has loaded nothing yet.
+func NewLoader(o Options) *Loader {
+	return &Loader{options: o, modules: map[loadKey]*wasm.Module{}}
+}
+
+// Close closes every module. The rules that came from them must no longer be used.
+func (l *Loader) Close(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for key, m := range l.modules {
+		if err := m.Close(ctx); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(l.modules, key)
+	}
+	return errors.Join(errs...)
+}
+
+// Open opens one reference.
+func (l *Loader) Open(ctx context.Context, ref string) (*Plugin, error) {
+	for _, scheme := range []string{"exec:", "oci:"} {
+		if strings.HasPrefix(ref, scheme) {
+			return nil, fmt.Errorf("rule %s: references that start with %s are %w; give a shipped name or ./file.wasm#name", ref, scheme, ErrUnsupported)
+		}
+	}
+	path, name, named := strings.Cut(ref, "#")
+	switch {
+	case path == "" || named && name == "":
+		return nil, fmt.Errorf("rule %q: empty; give a shipped name or ./file.wasm#name", ref)
+	case isPath(path):
+		return l.openFile(ctx, ref, path, name)
+	case strings.ContainsAny(path, "/\\.") || named:
+		return nil, fmt.Errorf("rule %s: not a shipped name; a path starts with ./, ../ or /, as in ./file.wasm#name", ref)
+	}
+	return l.openShipped(ctx, ref)
+}
+
+func isPath(s string) bool {
+	return strings.HasPrefix(s, "./") || strings.HasPrefix(s, "../") || filepath.IsAbs(s)
+}
+
+func (l *Loader) openShipped(ctx context.Context, name string) (*Plugin, error) {
+	bytes, err := module.Wasm()
+	if err != nil {
+		return nil, fmt.Errorf("rule %s: %w", name, err)
+	}
+	m, err := l.load(ctx, Shipped, bytes, true)
+	if err != nil {
+		return nil, fmt.Errorf("rule %s: %w", name, err)
+	}
+	for _, s := range m.Specs() {
+		if s.Manifest().Name == name {
+			return &Plugin{Spec: s, Digest: m.Digest(), Source: Shipped}, nil
+		}
+	}
+	names := ruleNames(m)
+	return nil, fmt.Errorf("rule %s: no shipped rule has this name; did you mean %s? Shipped: %s", name, nearest(name, names), strings.Join(names, ", "))
+}
+
+func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin, error) {
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(l.options.BaseDir, path)
+	}
+	bytes, err := readModule(path)
+	if err != nil {
+		return nil, fmt.Errorf("rule %s: %w", ref, err)
+	}
+	m, err := l.load(ctx, path, bytes, false)
+	if err != nil {
+		return nil, fmt.Errorf("rule %s: %w", ref, err)
+	}
+	specs, names := m.Specs(), ruleNames(m)
+	i := 0
+	switch {
+	case name != "":
+		if i = slices.Index(names, name); i < 0 {
+			return nil, fmt.Errorf("rule %s: the module holds no rule %s; did you mean %s? It holds: %s", ref, name, nearest(name, names), strings.Join(names, ", "))
+		}
+	case len(specs) > 1:
+		return nil, fmt.Errorf("rule %s: the module holds %d rules; add #name, one of: %s", ref, len(specs), strings.Join(names, ", "))
+	}
+	return &Plugin{Spec: specs[i], Digest: m.Digest(), Source: path}, nil
+}
+
+// readModule reads a file no further than a module may be long.
+func readModule(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() { // opening a pipe would wait for its writer
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, wasm.ModuleBytesMax+1)) // one more is what wasm.Load refuses
+}
+
+func (l *Loader) load(ctx context.Context, source string, bytes []byte, trusted bool) (*wasm.Module, error) {
+	key := loadKey{sha256.Sum256(bytes), trusted}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m := l.modules[key]; m != nil {
+		return m, nil
+	}
+	m, err := wasm.Load(ctx, source, bytes, wasm.Options{
+		CacheDir:    l.options.CacheDir,
+		Trusted:     trusted,
+		CallTimeout: l.options.CallTimeout,
+		PoolMax:     l.options.PoolMax,
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.modules[key] = m
+	return m, nil
+}
+
+func ruleNames(m *wasm.Module) []string {
+	var names []string
+	for _, s := range m.Specs() {
+		names = append(names, s.Manifest().Name)
+	}
+	return names
+}
+
+// nearest returns the name that is the fewest edits away, the first of equals.
+func nearest(name string, names []string) string {
+	best, fewest := "", -1
+	for _, n := range names {
+		if d := edits(name, n); fewest < 0 || d < fewest {
+			best, fewest = n, d
+		}
+	}
+	return best
+}
+
+// edits is the Levenshtein distance.
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		diagonal := row[0]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			change := diagonal
+			if a[i-1] != b[j-1] {
+				change++
+			}
+			diagonal = row[j]
+			row[j] = min(change, row[j]+1, row[j-1]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,67 @@
+package wasm
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrClosed is returned by every call after Module.Close.
+var ErrClosed = errors.New("wasm module is closed")
+
+// A GuestError is a clean failure: the guest answered -1 and gave a reason. The
+// instance goes on.
+type GuestError struct {
+	Rule   string // name of the rule
+	Func   string // "kv_reach", "kv_scan", ...
+	Reason string // the guest's own words
+}
+
+func (e *GuestError) Error() string {
+	if e.Reason == "" {
+		return fmt.Sprintf("rule %s: %s failed and gave no reason", e.Rule, e.Func)
+	}
+	return fmt.Sprintf("rule %s: %s: %s", e.Rule, e.Func, e.Reason)
+}
+
+// A ProtocolError says that a guest answered what ABI version 1 does not allow. The
+// instance is thrown away.
+type ProtocolError struct {
+	Rule    string
+	Func    string
+	Problem string // what it answered and what was expected
+}
+
+func (e *ProtocolError) Error() string {
+	return fmt.Sprintf("rule %s: %s broke the ABI: %s", e.Rule, e.Func, e.Problem)
+}
+
+// A TrapError says that a call ended in a trap, a panic or an exit. The instance is
+// thrown away.
+type TrapError struct {
+	Rule   string
+	Func   string
+	Err    error  // what the runtime says
+	Stderr string // the beginning of what the guest printed, if it did
+}
+
+func (e *TrapError) Error() string {
+	if e.Stderr != "" {
+		return fmt.Sprintf("rule %s: %s trapped: %v; it printed %q", e.Rule, e.Func, e.Err, e.Stderr)
+	}
+	return fmt.Sprintf("rule %s: %s trapped: %v", e.Rule, e.Func, e.Err)
+}
+
+func (e *TrapError) Unwrap() error { return e.Err }
+
+// A TimeoutError says that a call of a module that is not trusted was ended. The
+// instance is thrown away.
+type TimeoutError struct {
+	Rule  string
+	Func  string
+	Limit time.Duration // Options.CallTimeout
+}
+
+func (e *TimeoutError) Error() string {
+	return fmt.Sprintf("rule %s: %s was still running after %v and was ended", e.Rule, e.Func, e.Limit)
+}

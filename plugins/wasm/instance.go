@@ -1,0 +1,387 @@
+package wasm
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/sys"
+
+	"github.com/tierd/tierd/abi"
+)
+
+// The functions that an instance is called through, indexes of instance.fns.
+const (
+	fnOpen = iota
+	fnReach
+	fnScan
+	fnNeed
+	fnManifest
+	fnCount
+)
+
+var fnNames = [fnCount]string{"kv_open", "kv_reach", "kv_scan", "kv_need", "kv_manifest"}
+
+// Answers of a guest that are not a view.
+const (
+	answerFailed   = -1
+	answerNoResume = -2
+)
+
+// handleMax bounds a handle: an i32 that is not negative.
+const handleMax = 1<<31 - 1
+
+// An instance is one instance of a module. One goroutine uses it at a time.
+//
+// It is its own context: the host functions get back the context of the call, and in
+// it the instance, without a lookup or an allocation. That context has no deadline
+// and is never done.
+type instance struct {
+	module *Module
+	mod    api.Module
+	mem    api.Memory
+	fns    [fnCount]api.Function // nil where the export is missing
+	// handles holds the handle of each opened rule by its id, or -1. opened counts them.
+	handles []int32
+	opened  int
+	// in is the input of the call being made, reason what fail was called with.
+	in, reason []byte
+	stderr     stderr
+	stack      [1]uint64
+}
+
+type instanceKey struct{}
+
+func (in *instance) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (in *instance) Done() <-chan struct{}       { return nil }
+func (in *instance) Err() error                  { return nil }
+
+func (in *instance) Value(key any) any {
+	if key == (instanceKey{}) {
+		return in
+	}
+	return nil
+}
+
+// caller returns the instance whose call ctx belongs to.
+func caller(ctx context.Context) *instance {
+	if in, ok := ctx.(*instance); ok {
+		return in
+	}
+	return ctx.Value(instanceKey{}).(*instance)
+}
+
+// instantiateKV makes the module kv, what the host offers to guests.
+func instantiateKV(ctx context.Context, r wazero.Runtime) error {
+	b := r.NewHostModuleBuilder("kv")
+	for _, f := range offers {
+		fn := hostInput
+		if f.name == "fail" {
+			fn = hostFail
+		}
+		b.NewFunctionBuilder().WithGoModuleFunction(api.GoModuleFunc(fn), f.params, f.results).Export(f.name)
+	}
+	_, err := b.Instantiate(ctx)
+	return err
+}
+
+// hostInput is input(ptr, cap) -> len: it copies this call's input when it fits, and
+// returns its length.
+func hostInput(ctx context.Context, mod api.Module, stack []uint64) {
+	in := caller(ctx).in
+	if ptr, room := uint32(stack[0]), uint32(stack[1]); uint64(len(in)) <= uint64(room) {
+		if !mod.Memory().Write(ptr, in) {
+			panic(fmt.Errorf("input(%d, %d): the buffer is not inside the memory of %d bytes", ptr, room, mod.Memory().Size()))
+		}
+	}
+	stack[0] = uint64(len(in))
+}
+
+// hostFail is fail(ptr, len): the reason for answering -1.
+func hostFail(ctx context.Context, mod api.Module, stack []uint64) {
+	ptr, n := uint32(stack[0]), uint32(stack[1])
+	text, ok := mod.Memory().Read(ptr, n)
+	if !ok {
+		panic(fmt.Errorf("fail(%d, %d): the reason is not inside the memory of %d bytes", ptr, n, mod.Memory().Size()))
+	}
+	in := caller(ctx)
+	in.reason = append(in.reason[:0], text[:min(len(text), ReasonBytesMax)]...)
+}
+
+// stderr keeps the beginning of what a guest prints there.
+type stderr struct{ text []byte }
+
+func (s *stderr) Write(p []byte) (int, error) {
+	if room := ReasonBytesMax - len(s.text); room > 0 {
+		s.text = append(s.text, p[:min(room, len(p))]...)
+	}
+	return len(p), nil
+}
+
+// newInstance makes a fresh instance. The caller's context only bounds how long it
+// takes.
+func (m *Module) newInstance(ctx context.Context) (*instance, error) {
+	in := &instance{module: m}
+	config := wazero.NewModuleConfig().
+		WithName(""). // anonymous: there are many
+		WithStartFunctions("_initialize").
+		WithStderr(&in.stderr)
+	var call context.Context = in
+	if !m.opts.Trusted {
+		limit := m.opts.CallTimeout
+		if d, ok := ctx.Deadline(); ok {
+			limit = min(limit, time.Until(d))
+		}
+		var cancel context.CancelFunc
+		call, cancel = context.WithTimeout(in, limit)
+		defer cancel()
+	}
+	mod, err := m.runtime.InstantiateModule(call, m.code, config)
+	if err == nil && mod.IsClosed() { // _initialize exited with 0
+		err = sys.NewExitError(0)
+	}
+	if err != nil {
+		return nil, in.trap("", "_initialize", err)
+	}
+	in.mod, in.mem = mod, mod.ExportedMemory("memory")
+	for i, name := range fnNames {
+		in.fns[i] = mod.ExportedFunction(name)
+	}
+	return in, nil
+}
+
+func (in *instance) close() {
+	// The error would come from the files of the instance, which has none.
+	_ = in.mod.Close(context.Background())
+}
+
+// call calls fn with in.in as the input and returns the answer. What it returns as an
+// error is not clean: the instance must not be used again.
+func (in *instance) call(rule string, fn int, handle int32) (int64, error) {
+	in.reason = in.reason[:0]
+	in.stack[0] = uint64(uint32(handle))
+	var err error
+	if in.module.opts.Trusted {
+		err = in.fns[fn].CallWithStack(in, in.stack[:])
+	} else {
+		ctx, cancel := context.WithTimeout(in, in.module.opts.CallTimeout)
+		err = in.fns[fn].CallWithStack(ctx, in.stack[:])
+		cancel()
+	}
+	if err != nil {
+		return 0, in.trap(rule, fnNames[fn], err)
+	}
+	return int64(in.stack[0]), nil
+}
+
+// trap turns an error of the runtime into one of this package.
+func (in *instance) trap(rule, fn string, err error) error {
+	if rule == "" {
+		rule = "(loading)"
+	}
+	var exit *sys.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == sys.ExitCodeDeadlineExceeded {
+		return &TimeoutError{Rule: rule, Func: fn, Limit: in.module.opts.CallTimeout}
+	}
+	return &TrapError{Rule: rule, Func: fn, Err: err, Stderr: clean(in.stderr.text)}
+}
+
+// clean makes a guest's text fit for a message.
+func clean(text []byte) string {
+	return strings.TrimSpace(strings.ToValidUTF8(string(text), "\uFFFD"))
+}
+
+// clean failures keep the instance; everything else that can go wrong does not.
+
+func isClean(err error) bool {
+	if err == nil || err == abi.ErrNoResume {
+		return true
+	}
+	var g *GuestError
+	return errors.As(err, &g)
+}
+
+// refused is the error for a negative answer.
+func (in *instance) refused(rule string, fn int, answer int64) error {
+	switch {
+	case answer == answerFailed:
+		return &GuestError{Rule: rule, Func: fnNames[fn], Reason: clean(in.reason)}
+	case answer == answerNoResume && fn == fnNeed:
+		return abi.ErrNoResume
+	case answer == answerNoResume:
+		return protocol(rule, fn, "it answered -2, which only kv_need may")
+	}
+	return protocol(rule, fn, "it answered %d; an answer is a view, -1 or, of kv_need, -2", answer)
+}
+
+func protocol(rule string, fn int, format string, args ...any) error {
+	return &ProtocolError{Rule: rule, Func: fnNames[fn], Problem: fmt.Sprintf(format, args...)}
+}
+
+// view calls fn and returns the view it answers, which must have exactly size bytes.
+// It is valid until the next call.
+func (in *instance) view(rule string, fn int, handle int32, size int) ([]byte, error) {
+	answer, err := in.call(rule, fn, handle)
+	if err != nil {
+		return nil, err
+	}
+	if answer < 0 {
+		return nil, in.refused(rule, fn, answer)
+	}
+	ptr, n := uint32(answer>>32), uint32(answer)
+	if int64(n) != int64(size) {
+		return nil, protocol(rule, fn, "the view has %d bytes; exactly %d are expected", n, size)
+	}
+	b, ok := in.mem.Read(ptr, n)
+	if !ok {
+		return nil, protocol(rule, fn, "the view of %d bytes at %d is not inside the memory of %d bytes", n, ptr, in.mem.Size())
+	}
+	return b, nil
+}
+
+// manifest returns a copy of the JSON of kv_manifest.
+func (in *instance) manifest() ([]byte, error) {
+	const rule = "(loading)"
+	in.in = in.in[:0]
+	answer, err := in.call(rule, fnManifest, 0)
+	if err != nil {
+		return nil, err
+	}
+	if answer < 0 {
+		return nil, in.refused(rule, fnManifest, answer)
+	}
+	ptr, n := uint32(answer>>32), uint32(answer)
+	if n > manifestBytesMax {
+		return nil, fmt.Errorf("kv_manifest: %d bytes; at most %d are read", n, manifestBytesMax)
+	}
+	b, ok := in.mem.Read(ptr, n)
+	if !ok {
+		return nil, protocol(rule, fnManifest, "the view of %d bytes at %d is not inside the memory of %d bytes", n, ptr, in.mem.Size())
+	}
+	return append([]byte(nil), b...), nil
+}
+
+// handle returns the handle of r in this instance and opens it when it has none.
+func (in *instance) handle(r *rule) (int32, error) {
+	if r.id < len(in.handles) && in.handles[r.id] >= 0 {
+		return in.handles[r.id], nil
+	}
+	return in.open(r)
+}
+
+func (in *instance) open(r *rule) (int32, error) {
+	le := binary.LittleEndian
+	in.in = le.AppendUint32(in.in[:0], uint32(8+8*len(r.params)))
+	in.in = le.AppendUint32(in.in, r.spec.index)
+	for _, v := range r.params {
+		in.in = le.AppendUint64(in.in, v)
+	}
+	answer, err := in.call(r.name, fnOpen, 0)
+	if err != nil {
+		return 0, err
+	}
+	if answer < 0 {
+		return 0, in.refused(r.name, fnOpen, answer)
+	}
+	if answer > handleMax {
+		return 0, protocol(r.name, fnOpen, "it answered the handle %d; a handle is at most %d", answer, handleMax)
+	}
+	for len(in.handles) <= r.id {
+		in.handles = append(in.handles, -1)
+	}
+	in.handles[r.id] = int32(answer)
+	in.opened++
+	return int32(answer), nil
+}
+
+// begin writes the Round into the input and returns the handle of r.
+func (in *instance) begin(r *rule, round *abi.Round) (int32, error) {
+	h, err := in.handle(r)
+	in.in = round.AppendWire(in.in[:0])
+	return h, err
+}
+
+func (in *instance) reach(r *rule, round *abi.Round, out abi.Bitmap) error {
+	h, err := in.begin(r, round)
+	if err != nil {
+		return err
+	}
+	n := round.Chunks()
+	b, err := in.view(r.name, fnReach, h, (n+7)/8)
+	if err != nil {
+		return err
+	}
+	return readBitmap(r.name, fnReach, out, b, n)
+}
+
+func (in *instance) scan(r *rule, round *abi.Round, states abi.States, demand abi.Bitmap) (abi.Span, error) {
+	h, err := in.begin(r, round)
+	if err != nil {
+		return abi.Span{}, err
+	}
+	n := round.Chunks()
+	in.in = appendStates(in.in, states, n)
+	b, err := in.view(r.name, fnScan, h, 8+(n+7)/8)
+	if err != nil {
+		return abi.Span{}, err
+	}
+	usable, flags := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
+	if flags&^1 != 0 {
+		return abi.Span{}, protocol(r.name, fnScan, "flags are %#x; only bit 0, deferred, is known", flags)
+	}
+	span := abi.Span{Usable: usable, Deferred: flags&1 != 0}
+	if int64(usable) > int64(n) {
+		return abi.Span{}, protocol(r.name, fnScan, "%d chunks are usable of %d", usable, n)
+	}
+	return span, readBitmap(r.name, fnScan, demand, b[8:], n)
+}
+
+func (in *instance) need(r *rule, round *abi.Round, out abi.Bitmap) error {
+	h, err := in.begin(r, round)
+	if err != nil {
+		return err
+	}
+	n := int(round.Hi)
+	b, err := in.view(r.name, fnNeed, h, (n+7)/8)
+	if err != nil {
+		return err
+	}
+	return readBitmap(r.name, fnNeed, out, b, n)
+}
+
+// appendStates appends the wire form of n states, a word at a time.
+func appendStates(b []byte, t abi.States, n int) []byte {
+	words := abi.StatesWords(n)
+	for i := 0; i < words; i++ {
+		w := t[i]
+		if tail := n - i*32; tail < 32 {
+			w &= ^uint64(0) >> (uint(32-tail) * 2)
+		}
+		b = binary.LittleEndian.AppendUint64(b, w)
+	}
+	return b
+}
+
+// readBitmap fills the first n bits of out from exactly (n+7)/8 bytes, a word at a
+// time, and refuses a bit beyond them.
+func readBitmap(rule string, fn int, out abi.Bitmap, b []byte, n int) error {
+	if n&7 != 0 && b[len(b)-1]>>(uint(n)&7) != 0 {
+		return protocol(rule, fn, "a bit at or beyond %d is set: the padding of a bitmap is 0", n)
+	}
+	i := 0
+	for ; len(b) >= 8; i++ {
+		out[i] = binary.LittleEndian.Uint64(b)
+		b = b[8:]
+	}
+	if len(b) > 0 {
+		var w [8]byte
+		copy(w[:], b)
+		out[i] = binary.LittleEndian.Uint64(w[:])
+	}
+	return nil
+}

@@ -1,0 +1,226 @@
+// Package wasm loads rules from WebAssembly modules of ABI version 1 and runs them on
+// wazero, a runtime in pure Go.
+//
+// # From bytes to a rule
+//
+// Load takes a module's bytes through these steps and stops at the first that does
+// not hold, with a message that says what was expected:
+//
+//  1. At most ModuleBytesMax bytes that start as a WebAssembly module does, in which
+//     no section claims more items than its bytes can hold.
+//  2. It exports the marker kv_abi_1, its own memory, and the functions of the ABI
+//     with the right types.
+//  3. It imports nothing but input and fail from the module kv, and functions of WASI
+//     preview 1.
+//  4. One instance is made, with _initialize called when it is there, and answers
+//     kv_manifest with strict JSON whose manifests all pass abi.Manifest.Validate.
+//
+// Nothing of the module runs before step 4. The instance has no files, no network, no
+// environment and no output; its clock and its random numbers are fixed, so that two
+// instances answer the same. (What a plain Go guest prints to standard error when it
+// panics is kept, up to a bound, for the message of a TrapError.)
+//
+// # Concurrency
+//
+// A module instance runs one call at a time, so a rule borrows one from a bounded pool
+// for each call: the most recently used first, for its warm memory. A call that finds
+// PoolMax instances borrowed waits. A goroutine that makes many calls can Pin a rule
+// instead and have an instance to itself.
+//
+// A rule opens its handle in an instance when it first meets it. An instance whose
+// call ended in anything but an answer, a clean failure (-1) or abi.ErrNoResume (-2)
+// is in an unknown state: it is closed, and the next call that needs one makes a fresh
+// one.
+//
+// # Limits
+//
+// A module that comes from a file may spin for ever. For it, wazero checks at every
+// loop header whether the call's deadline has passed, which costs about 1 us a call
+// and makes tight loops an order of magnitude slower. The modules that are embedded in
+// this program are trusted not to spin and run without.
+package wasm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
+
+	"github.com/tierd/tierd/abi"
+)
+
+const (
+	// ModuleBytesMax bounds a module. A plain Go guest with encoding/json linked has
+	// 3.3 MB; twice that is room, and more is likely a mistake in the build.
+	ModuleBytesMax = 8 << 20
+
+	// MemoryPagesMax bounds an instance's memory, in pages of 64 KiB: 16 MiB. A plain
+	// Go guest starts with 38 and needs 112 under garbage collection churn; a state
+	// table of abi.MaxChunks chunks takes 4.
+	MemoryPagesMax = 256
+
+	// ReasonBytesMax is how much is kept of the reason that a guest gives for a failed
+	// call, and of what it printed before it trapped.
+	ReasonBytesMax = 512
+
+	// CallTimeoutDefault ends a call of a module that is not trusted. The longest
+	// honest call, a scan of abi.MaxChunks chunks, takes 50 ms.
+	CallTimeoutDefault = time.Second
+
+	// PoolMaxDefault bounds the instances of one module. A plain Go guest takes 3.3 MB
+	// each; more instances than cores only serve goroutines that are not running.
+	PoolMaxDefault = 32
+
+	// manifestBytesMax bounds the JSON of kv_manifest: rulesMax rules at 4 KiB each.
+	manifestBytesMax = rulesMax * 4096
+
+	// rulesMax bounds the rules of one module; the shipped one has about 20.
+	rulesMax = 64
+
+	// instanceHandlesMax is how many rules are opened in one instance before it is
+	// replaced by a fresh one: a guest has no way to close a handle, so its memory
+	// grows with each. A deployment opens as many as it has groups and policies; only
+	// a check over parameter ranges opens thousands.
+	instanceHandlesMax = 4096
+)
+
+// Options says how a module is run. The zero value is right for a module from a file.
+type Options struct {
+	// CacheDir is where compiled code is kept, keyed by the digest of the module and
+	// the version of the compiler; a plain Go guest takes 0.85 s to compile and 30 ms
+	// to read back. Whoever can write there can run native code in this process. Empty
+	// means no cache.
+	CacheDir string
+
+	// Trusted says that no function of the module runs for ever, so that no call needs
+	// a deadline: CallTimeout is then ignored, and calls cost a fortieth. Only for
+	// modules that were built with this program.
+	Trusted bool
+
+	// CallTimeout ends a call of a module that is not trusted. 0 means
+	// CallTimeoutDefault.
+	CallTimeout time.Duration
+
+	// PoolMax bounds the instances that calls borrow at one time; pinned ones do not
+	// count. 0 means PoolMaxDefault.
+	PoolMax int
+}
+
+// A Module is a loaded module and its instances. It is safe for use by many goroutines
+// at once, and so are the rules of its specs.
+type Module struct {
+	name    string
+	digest  string
+	opts    Options
+	specs   []abi.Spec
+	runtime wazero.Runtime
+	cache   wazero.CompilationCache // nil without CacheDir
+	code    wazero.CompiledModule
+	config  wazero.ModuleConfig
+	rules   ruleTable
+	pool    pool
+}
+
+// Load checks and compiles a module. The name only appears in messages: a path, or a
+// shipped module's name. The context bounds the loading.
+func Load(ctx context.Context, name string, wasm []byte, o Options) (*Module, error) {
+	if o.CallTimeout == 0 {
+		o.CallTimeout = CallTimeoutDefault
+	}
+	if o.PoolMax == 0 {
+		o.PoolMax = PoolMaxDefault
+	}
+	if o.PoolMax < 0 || o.CallTimeout < 0 {
+		return nil, fmt.Errorf("wasm module %s: pool_max is %d and call_timeout is %v; neither may be negative", name, o.PoolMax, o.CallTimeout)
+	}
+	sum := sha256.Sum256(wasm)
+	m := &Module{name: name, digest: "sha256:" + hex.EncodeToString(sum[:]), opts: o}
+	m.pool.init(m, o.PoolMax)
+	if err := m.load(ctx, wasm); err != nil {
+		m.release(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("wasm module %s: %w", name, err)
+	}
+	return m, nil
+}
+
+func (m *Module) load(ctx context.Context, wasm []byte) error {
+	if err := checkBytes(wasm); err != nil {
+		return err
+	}
+	wasm, err := checkSections(wasm)
+	if err != nil {
+		return err
+	}
+	config := wazero.NewRuntimeConfig().
+		WithMemoryLimitPages(MemoryPagesMax).
+		WithCloseOnContextDone(!m.opts.Trusted)
+	if m.opts.CacheDir != "" {
+		cache, err := wazero.NewCompilationCacheWithDir(m.opts.CacheDir)
+		if err != nil {
+			return fmt.Errorf("compilation cache: %w", err)
+		}
+		m.cache = cache
+		config = config.WithCompilationCache(cache)
+	}
+	m.runtime = wazero.NewRuntimeWithConfig(ctx, config)
+	if m.code, err = m.runtime.CompileModule(ctx, wasm); err != nil {
+		return fmt.Errorf("not a valid module: %w", err)
+	}
+	if err := m.checkExports(); err != nil {
+		return err
+	}
+	wasi, err := wasi_snapshot_preview1.NewBuilder(m.runtime).Compile(ctx)
+	if err != nil {
+		return err
+	}
+	needsWASI, err := m.checkImports(wasi.ExportedFunctions())
+	if err != nil {
+		return err
+	}
+	if needsWASI {
+		if _, err := m.runtime.InstantiateModule(ctx, wasi, wazero.NewModuleConfig()); err != nil {
+			return err
+		}
+	}
+	if err := instantiateKV(ctx, m.runtime); err != nil {
+		return err
+	}
+	return m.readManifest(ctx)
+}
+
+// Name returns the name given to Load.
+func (m *Module) Name() string { return m.name }
+
+// Digest returns "sha256:" and the hexadecimal digest of the module's bytes.
+func (m *Module) Digest() string { return m.digest }
+
+// Specs returns the module's rules in the order of its manifest. The rule that a spec
+// of abi.KindSpec opens satisfies abi.SpecRule, and each satisfies Pinner.
+func (m *Module) Specs() []abi.Spec { return m.specs }
+
+// Close waits until every borrowed instance is back and every pin released, then frees
+// the module. Calls that start later get ErrClosed. When ctx ends first it returns its
+// error and frees nothing; it may be called again.
+func (m *Module) Close(ctx context.Context) error {
+	if err := m.pool.drain(ctx); err != nil {
+		return fmt.Errorf("wasm module %s: close: %w", m.name, err)
+	}
+	return m.release(context.WithoutCancel(ctx))
+}
+
+func (m *Module) release(ctx context.Context) error {
+	var err error
+	if m.runtime != nil {
+		err = m.runtime.Close(ctx)
+	}
+	if m.cache != nil {
+		if e := m.cache.Close(ctx); err == nil {
+			err = e
+		}
+	}
+	return err
+}
