@@ -52,10 +52,6 @@ const (
 	noResume = -2 // kv_need: abi.ErrNoResume
 )
 
-// inputBytesMax bounds the input of one call: a Round record of a newer minor
-// version, at most 4 KiB, and the states of abi.MaxChunks chunks.
-const inputBytesMax = 4096 + abi.MaxChunks/4
-
 // module is what this module exports. A guest is one instance with one goroutine.
 var module core
 

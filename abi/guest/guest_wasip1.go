@@ -3,7 +3,13 @@ package guest
 import (
 	"strconv"
 	"unsafe"
+
+	"github.com/tierd/tierd/abi"
 )
+
+// inputBytesMax bounds the input of one call: a Round record of a newer minor
+// version, at most 4 KiB, and the states of abi.MaxChunks chunks.
+const inputBytesMax = 4096 + abi.MaxChunks/4
 
 //go:wasmimport kv input
 //go:noescape

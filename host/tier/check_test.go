@@ -83,6 +83,10 @@ func (p *Primary) checkSlots() error {
 	case len(p.free) != counts[slotFree]:
 		return fmt.Errorf("%d slots in the free list, %d free", len(p.free), counts[slotFree])
 	}
+	return p.checkFree()
+}
+
+func (p *Primary) checkFree() error {
 	seen := map[uint32]bool{}
 	for _, i := range p.free {
 		if seen[i] || p.slots[i].state != slotFree {

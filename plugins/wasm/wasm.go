@@ -120,7 +120,6 @@ type Module struct {
 	runtime wazero.Runtime
 	cache   wazero.CompilationCache // nil without CacheDir
 	code    wazero.CompiledModule
-	config  wazero.ModuleConfig
 	rules   ruleTable
 	pool    pool
 }

@@ -72,7 +72,7 @@ func embedded(t *testing.T) *wasm.Module {
 // toolchain it was built with, in behaviour with another one.
 func TestRebuild(t *testing.T) {
 	dir := t.TempDir()
-	cmd := exec.Command(filepath.Join(runtime.GOROOT(), "bin", "go"), "run", "./build", dir)
+	cmd := exec.Command("go", "run", "./build", dir)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	rebuilt := gunzip(t, filepath.Join(dir, "specs.wasm.gz"))

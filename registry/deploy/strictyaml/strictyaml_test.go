@@ -23,7 +23,6 @@ type config struct {
 	TLS    *inner            `yaml:"tls"`
 	Labels map[string]string `yaml:"labels"`
 	Any    map[string]any    `yaml:"any"`
-	hidden int               // no tag: not a key
 }
 
 func TestDecode(t *testing.T) {
@@ -55,7 +54,7 @@ func TestMessages(t *testing.T) {
 		{"labels: 4", `f:1: labels is "4"; it must be a map of names to values`},
 		{"peers: 4", `f:1: peers is "4"; it must be a list`},
 		{"peers:\n- id: x\n- idd: y", `f:3: unknown key "peers[1].idd"; did you mean "id"? known here: id, size`},
-		{"hidden: 4", `f:1: unknown key "hidden"; did you mean "name"? known here: name, on, n, u, peers, tls, labels, any`},
+		{"nam: 4", `f:1: unknown key "nam"; did you mean "name"? known here: name, on, n, u, peers, tls, labels, any`},
 		{"name: &a x\nlabels: {k: *a}", "f:2: labels.k: anchors and aliases are not supported; write the value out"},
 		{"\t", "f: not valid YAML: found character that cannot start any token"},
 		{"# nothing", "f: the file is empty"},

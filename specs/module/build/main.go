@@ -34,7 +34,7 @@ func build(dir string) error {
 	}
 	defer os.RemoveAll(tmp)
 	path := filepath.Join(tmp, "specs.wasm")
-	cmd := exec.Command(filepath.Join(runtime.GOROOT(), "bin", "go"), "build", "-buildmode=c-shared", "-trimpath",
+	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath",
 		"-buildvcs=false", "-ldflags=-s -w", "-o", path, "github.com/tierd/tierd/specs/module/guest")
 	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0", "GOTOOLCHAIN=local",
 		"GOFLAGS=", "GOWASM=", "GOEXPERIMENT=", "GODEBUG=")
