@@ -1,0 +1,255 @@
+package join
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
+)
+
+func newJoin() *Join {
+	l := DefaultLimits()
+	l.ParkedBytesMax = 100
+	return New(Config{Limits: l, ChunkBytes: []uint64{10, 10}})
+}
+
+func take[E Effect](j *Join) (out []E) {
+	for _, e := range j.Take() {
+		if x, ok := e.(E); ok {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+func jobOf(id session.JobID, transfer string, deadline time.Duration, keys ...int) session.Job {
+	return session.Job{ID: id, TransferID: transfer, Leg: session.LegPD, Keys: toKeys(keys), Deadline: deadline}
+}
+
+// TestLateDemand: after the last word a demand is answered at once, for as long as the
+// id is remembered, and exactly so long.
+func TestLateDemand(t *testing.T) {
+	j := newJoin()
+	require.NoError(t, j.Begin(0, "t", session.LegPD))
+	require.NoError(t, j.LastWord(0, "t"))
+	require.Len(t, take[Finished](j), 1)
+	last := DefaultLimits().FinishedAge - 1
+	j.Demand(last, "b", jobOf(1, "t", last+time.Hour, 0, 1))
+	a := take[Answer](j)
+	require.Len(t, a, 1)
+	require.True(t, a[0].Answer.Last)
+	require.Equal(t, []session.Refusal{{Indices: []uint32{0, 1}, Reason: sessionpb.Reason_REASON_FINISHED}}, a[0].Answer.Refused)
+	require.ErrorIs(t, j.Begin(last, "t", session.LegPD), ErrEnded)
+
+	j.Demand(last+1, "b", jobOf(2, "t", last+time.Second, 0))
+	require.Empty(t, take[Answer](j), "forgotten: it may be begun yet")
+	j.Tick(last + time.Second)
+	require.Equal(t, sessionpb.Reason_REASON_NOT_BEGUN, take[Answer](j)[0].Answer.Refused[0].Reason)
+	require.Zero(t, j.Status().Transfers)
+}
+
+// TestParked: supply that no job binds is let go after its age, exactly, and oldest
+// first when the bytes are too many.
+func TestParked(t *testing.T) {
+	j := newJoin()
+	require.NoError(t, j.Begin(0, "t", session.LegPD))
+	for i := range 10 {
+		require.NoError(t, j.Supply(time.Duration(i), "t", toKeys([]int{i})))
+	}
+	require.Empty(t, take[Free](j), "100 bytes fit")
+	require.NoError(t, j.Supply(10, "t", toKeys([]int{10})))
+	require.Equal(t, []Free{{"t", testKey(0), NoRoom}}, take[Free](j))
+	age := DefaultLimits().ParkedAge
+	j.Tick(age)
+	require.Empty(t, take[Free](j))
+	j.Demand(age, "b", jobOf(1, "t", age+time.Second, 0, 1)) // 1 is bound in the last moment
+	a := take[Answer](j)[0].Answer
+	require.Equal(t, []uint32{1}, a.Available)
+	require.Equal(t, sessionpb.Reason_REASON_EVICTED, a.Refused[0].Reason)
+	j.Tick(age + 2)
+	require.Equal(t, []Free{{"t", testKey(2), Aged}}, take[Free](j))
+	// A failed push parks the key again, with a new age.
+	j.JobEnded(age+2, "b", 1, make([]session.Result, 2))
+	j.Tick(2*age + 1)
+	frees := take[Free](j)
+	require.NotContains(t, frees, Free{"t", testKey(1), Aged})
+	j.Tick(2*age + 2)
+	require.Equal(t, []Free{{"t", testKey(1), Aged}}, take[Free](j))
+}
+
+// TestTwoPeers: a key goes to every job that waits for it and is let go after the
+// last of them.
+func TestTwoPeers(t *testing.T) {
+	j := newJoin()
+	j.Demand(0, "c", jobOf(1, "t", time.Second, 3))
+	j.Demand(0, "b", jobOf(1, "t", time.Second, 3, 4))
+	require.NoError(t, j.Begin(0, "t", session.LegPD))
+	require.ErrorIs(t, j.Begin(0, "t", session.LegPD), ErrBegun)
+	require.NoError(t, j.Supply(0, "t", toKeys([]int{3})))
+	require.Equal(t, []Answer{
+		{"b", 1, session.Answer{Available: []uint32{0}}},
+		{"c", 1, session.Answer{Available: []uint32{0}, Last: true}},
+	}, take[Answer](j))
+	sent := []session.Result{{Cause: session.Transferred}}
+	j.JobEnded(0, "c", 1, sent)
+	require.Empty(t, take[Free](j))
+	require.NoError(t, j.LastWord(0, "t"))
+	require.True(t, take[Answer](j)[0].Answer.Last)
+	require.NoError(t, j.LastWord(0, "t"), "twice is harmless")
+	j.JobEnded(0, "b", 1, append(sent, session.Result{Cause: session.Unmatched}))
+	effects := j.Take()
+	require.Equal(t, Free{"t", testKey(3), Sent}, effects[0])
+	f := effects[1].(Finished)
+	require.Equal(t, []GroupReport{
+		{Group: 0, Demanded: toKeys([]int{4}), Unmatched: toKeys([]int{4})},
+		{Group: 1, Demanded: toKeys([]int{3}), Supplied: toKeys([]int{3}), Transferred: toKeys([]int{3})},
+	}, f.Groups)
+	c := j.Counters()
+	require.EqualValues(t, 2, c.Demanded[1][0])
+	require.EqualValues(t, 2, c.Transferred[1][0])
+	require.EqualValues(t, 1, c.Supplied[1][0])
+	require.EqualValues(t, 1, c.Unmatched[0][0])
+}
+
+// TestWordsOutOfPlace: supply without begin or after the last word gives every pin
+// back and says why.
+func TestWordsOutOfPlace(t *testing.T) {
+	j := newJoin()
+	require.ErrorIs(t, j.Supply(0, "t", toKeys([]int{1, 2})), ErrNotBegun)
+	require.Len(t, take[Free](j), 2)
+	require.ErrorIs(t, j.Refuse(0, "t", nil), ErrNotBegun)
+	require.ErrorIs(t, j.LastWord(0, "t"), ErrNotBegun)
+	require.NoError(t, j.Begin(0, "t", session.LegPD))
+	require.NoError(t, j.Supply(0, "t", toKeys([]int{1})))
+	require.NoError(t, j.LastWord(0, "t"))
+	require.ErrorIs(t, j.Supply(0, "t", toKeys([]int{2})), ErrEnded)
+	require.Equal(t, []Free{{"t", testKey(2), Late}}, take[Free](j))
+	require.Len(t, j.Report("t"), 1)
+}
+
+// TestBounds: each bound answers; none grows.
+func TestBounds(t *testing.T) {
+	l := DefaultLimits()
+	l.TransfersMax, l.JobsMax, l.KeysMax, l.FinishedMax = 2, 2, 5, 1
+	j := New(Config{Limits: l, ChunkBytes: []uint64{10, 10}})
+	busy := func() bool {
+		a := take[Answer](j)
+		return len(a) == 1 && a[0].Answer.Last && a[0].Answer.Refused[0].Reason == sessionpb.Reason_REASON_BUSY
+	}
+	require.NoError(t, j.Begin(0, "t", session.LegPD))
+	j.Demand(0, "b", jobOf(1, "u", time.Second, 0))
+	require.False(t, busy())
+	require.ErrorIs(t, j.Begin(0, "v", session.LegPD), ErrFull)
+	j.Demand(0, "b", jobOf(2, "v", time.Second, 0))
+	require.True(t, busy(), "transfers")
+	j.Demand(0, "b", jobOf(3, "t", time.Second, 0, 1, 2, 3, 4))
+	require.True(t, busy(), "keys")
+	require.NoError(t, j.Supply(0, "t", toKeys([]int{1, 2, 3, 4, 5})))
+	require.Equal(t, []Free{{"t", testKey(5), NoRoom}}, take[Free](j))
+	require.NoError(t, j.Refuse(0, "t", []Refusal{{Key: testKey(6)}}), "not remembered, refused at the last word")
+	j.Demand(0, "b", jobOf(1, "u", time.Second, 0))
+	require.True(t, busy(), "a job twice")
+	k := New(Config{Limits: l})
+	for _, id := range []string{"x", "y"} {
+		require.NoError(t, k.Begin(0, id, "odd leg"))
+		require.NoError(t, k.LastWord(0, id))
+		require.Equal(t, 1, k.Status().Finished)
+	}
+	require.ErrorIs(t, k.Begin(0, "y", session.LegPD), ErrEnded)
+	require.NoError(t, k.Begin(0, "x", session.LegPD), "the oldest is forgotten")
+}
+
+// TestOneRoundTrip: two cores with a wire of 10 ms and a join behind one of them. What
+// the last word leaves out is unmatched one way later; a late demand is answered in
+// one round trip; what was supplied arrives.
+func TestOneRoundTrip(t *testing.T) {
+	const way = 10 * time.Millisecond
+	var now time.Duration
+	cores := map[string]*session.Core{}
+	for id, peer := range map[string]string{"a": "b", "b": "a"} {
+		c, err := session.New(0, session.Config{PeerID: peer, Limits: session.DefaultLimits(),
+			Hello: &sessionpb.Hello{NodeId: id, BootId: 1}})
+		require.NoError(t, err)
+		c.Connected(0)
+		cores[id] = c
+	}
+	j := New(Config{Limits: DefaultLimits(), ChunkBytes: []uint64{10, 10}})
+	type post struct {
+		at time.Duration
+		to string
+		e  *sessionpb.Envelope
+	}
+	var wire []post
+	ends := map[session.JobID]time.Duration{}
+	results := map[session.JobID][]session.Result{}
+	carry := func() {
+		for busy := true; busy; {
+			busy = false
+			for id, c := range cores {
+				for _, e := range c.Take() {
+					busy = true
+					switch e := e.(type) {
+					case session.Send:
+						wire = append(wire, post{now + way, map[string]string{"a": "b", "b": "a"}[id], e.Envelope})
+					case session.Demanded:
+						j.Demand(now, "a", e.Job)
+					case session.Push:
+						for _, i := range e.Indices {
+							cores["a"].Arrived(now, e.Job, int(i), session.Transferred, "")
+							c.Pushed(now, e.Job, int(i), session.Transferred, "")
+						}
+					case session.JobEnded:
+						j.JobEnded(now, "a", e.Job, e.Results)
+					case session.DemandDone:
+						ends[e.Job], results[e.Job] = now, e.Results
+					}
+				}
+			}
+			for _, e := range j.Take() {
+				busy = true
+				if a, ok := e.(Answer); ok {
+					cores["b"].Answer(now, a.Job, a.Answer)
+				}
+			}
+		}
+	}
+	run := func(until time.Duration) {
+		for carry(); len(wire) > 0 && wire[0].at <= until; carry() {
+			p := wire[0]
+			wire = wire[1:]
+			now = p.at
+			cores[p.to].Receive(now, p.e)
+		}
+		now = until
+		for _, c := range cores {
+			c.Tick(now)
+		}
+		carry()
+	}
+	demand := func(keys ...int) session.JobID {
+		n := len(keys)
+		id := cores["a"].Demand(now, session.DemandRequest{TransferID: "t", Leg: session.LegPD, Keys: toKeys(keys),
+			Slots: make([]uint32, n), Epochs: make([]uint64, n)})
+		carry()
+		return id
+	}
+	run(50 * time.Millisecond)
+	first := demand(0, 1, 2)
+	run(200 * time.Millisecond)
+	require.NoError(t, j.Begin(now, "t", session.LegPD))
+	require.NoError(t, j.Supply(now, "t", toKeys([]int{0, 2})))
+	run(300 * time.Millisecond)
+	require.NotContains(t, ends, first)
+	require.NoError(t, j.LastWord(now, "t"))
+	run(400 * time.Millisecond)
+	require.Equal(t, 300*time.Millisecond+way, ends[first])
+	require.Equal(t, session.Unmatched, results[first][1].Cause)
+	require.Equal(t, session.Transferred, results[first][2].Cause)
+	late := demand(7)
+	run(500 * time.Millisecond)
+	require.Equal(t, 400*time.Millisecond+2*way, ends[late])
+	require.Equal(t, sessionpb.Reason_REASON_FINISHED, results[late][0].Reason)
+}

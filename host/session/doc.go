@@ -1,0 +1,44 @@
+// Package session is the protocol that two nodes speak about KV chunks, as a pure
+// state machine: messages, ticks and local commands in, messages and results out, as
+// etcd's raft. It has no I/O, clock, goroutine or random, so a cluster runs under a
+// fake clock. Package session/wire is its edge on gRPC; package sessionpb holds the
+// messages.
+//
+// # The story
+//
+// Two nodes share one session: a stream of messages in each direction. Both say Hello
+// first: who they are, which process (boot id), which layout of bytes, which rules. A
+// layout or hash scheme that differs is refused, naming the fields and both values.
+// Rules, deployments or caps that differ leave only leg probe until the node says that
+// the pair is accepted (AllowLegs).
+//
+// Each node is consumer and producer on the same session. A consumer looks keys up
+// (Lookup, States), which has no side effect, and demands keys (Demand), each into a
+// slot of its own with an epoch, the fence: bytes for another epoch are dropped where
+// they land, so an aborted slot can be used again at once. The producer says per key
+// what is available and what is refused, when it knows (Supply), at the latest with its
+// last word; pushes the available ones over the data connections, which are not part of
+// this package; and says what became of each (Done).
+//
+//	consumer                         producer
+//	Demand{keys, slots, epochs} -->
+//	                            <--  Supply{available, refused}   any number
+//	                            <==  bytes on the data connections
+//	                            <--  Supply{last}                 the last word
+//	                            <--  Done{code a key}
+//	Done{release} or Abort      -->
+//	                            <--  AbortAck
+//
+// # Waits
+//
+// Every wait has a limit and an end, all in Limits. A job reaches exactly one result,
+// with a cause for each key; what arrived is kept when the rest fails. A peer from
+// which no byte comes, on control or data, is suspect after Limits.Suspect: its jobs
+// end, and requests that name it are answered at once until bytes come again.
+//
+// # Bounds
+//
+// Jobs, keys, texts and ids are bounded; what is over a bound is answered (Busy,
+// Invalid, a refusal with a reason), and what a right peer never sends closes the
+// session with a reason.
+package session

@@ -1,0 +1,355 @@
+package wire
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
+)
+
+// An actor runs the core of one peer. Fields without lock belong to its goroutine.
+type actor struct {
+	p          *Peers
+	id, addr   string
+	configured bool
+	core       *session.Core
+	heardAt    atomic.Int64 // when a byte came last, on the clock of p.now
+	status     atomic.Pointer[session.Status]
+
+	mu   sync.Mutex
+	box  []func(now time.Duration)
+	jobs int  // new jobs in box
+	over bool // nothing is taken any more
+	ring chan struct{}
+
+	conn      *conn              // the current connection
+	undial    context.CancelFunc // the attempt in work
+	attempt   int                // tells attempts apart
+	heardSeen int64
+	lookups   map[session.JobID]func(session.LookupDone)
+	demands   map[session.JobID]func(session.DemandDone)
+	onIdle    []func()
+	ended     bool
+	failures  int // attempts that failed since the last session
+}
+
+func newActor(p *Peers, addr PeerAddr, configured bool, core *session.Core) *actor {
+	a := &actor{p: p, id: addr.ID, addr: addr.Control, configured: configured, core: core, ring: make(chan struct{}, 1),
+		lookups: map[session.JobID]func(session.LookupDone){}, demands: map[session.JobID]func(session.DemandDone){}}
+	s := core.Status(p.now())
+	a.status.Store(&s)
+	a.wake()
+	return a
+}
+
+func (a *actor) wake() {
+	select {
+	case a.ring <- struct{}{}:
+	default:
+	}
+}
+
+// post gives the actor a command. A new job is refused when too many wait.
+func (a *actor) post(f func(now time.Duration), job bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.over:
+		return ErrClosed
+	case job && a.jobs >= mailboxMax:
+		return fmt.Errorf("peer %q: %d new jobs: %w", a.id, a.jobs, ErrBusy)
+	case job:
+		a.jobs++
+	}
+	a.box = append(a.box, f)
+	a.wake()
+	return nil
+}
+
+// shut ends the actor after what was posted before.
+func (a *actor) shut(reason string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.over {
+		return
+	}
+	a.over = true
+	a.box = append(a.box, func(now time.Duration) {
+		a.core.Shut(now, reason)
+		a.ended = true
+	})
+	a.wake()
+}
+
+func (a *actor) take() []func(now time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	box := a.box
+	a.box, a.jobs = nil, 0
+	return box
+}
+
+func (a *actor) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for !a.ended {
+		select {
+		case <-a.ring:
+		case <-timer.C:
+		}
+		if at := a.heardAt.Load(); at > a.heardSeen {
+			a.heardSeen = at
+			a.core.DataActivity(a.p.now(), time.Duration(at))
+		}
+		for _, f := range a.take() {
+			f(a.p.now())
+			a.carry()
+		}
+		a.core.Tick(a.p.now())
+		a.carry()
+		a.note(timer)
+		if !a.configured && !a.ended && a.conn == nil && a.core.State() == session.Dead {
+			a.p.forget(a)
+		}
+	}
+	if a.undial != nil {
+		a.undial()
+	}
+}
+
+// note publishes what the actor knows and sets the timer.
+func (a *actor) note(timer *time.Timer) {
+	now := a.p.now()
+	s := a.core.Status(now)
+	a.status.Store(&s)
+	if at, ok := a.core.Wake(); ok {
+		timer.Reset(max(0, at-now))
+	} else {
+		timer.Stop()
+	}
+	if len(a.onIdle) > 0 && a.core.Idle() || a.ended {
+		for _, f := range a.onIdle {
+			f()
+		}
+		a.onIdle = nil
+	}
+}
+
+// carry carries out the core's effects, those that they cause included.
+func (a *actor) carry() {
+	for effects := a.core.Take(); len(effects) > 0; effects = a.core.Take() {
+		for _, e := range effects {
+			a.effect(e)
+		}
+	}
+}
+
+func (a *actor) effect(e session.Effect) {
+	host := a.p.host
+	switch e := e.(type) {
+	case session.Send:
+		a.send(e.Envelope)
+	case session.Dial:
+		a.dial()
+	case session.Close:
+		a.closed(e)
+	case session.Changed:
+		a.logChange(e)
+		host.PeerState(a.id, e.From, e.To, e.Reason)
+	case session.Up:
+		a.failures = 0
+		if a.conn != nil {
+			a.conn.up = true
+		}
+		a.p.log.Info("peer session up", "peer", a.id, "boot_id", fmt.Sprintf("%#x", e.Hello.BootId), "restarted", e.Restarted,
+			"protocol", e.Protocol, "same_rules", e.SameRules, "dialed", a.conn != nil && a.conn.dialed)
+		host.PeerUp(a.id, e.Hello, e.Restarted, e.SameRules)
+	case session.LookupDone:
+		if f := a.lookups[e.Job]; f != nil {
+			delete(a.lookups, e.Job)
+			f(e)
+		}
+	case session.DemandDone:
+		if f := a.demands[e.Job]; f != nil {
+			delete(a.demands, e.Job)
+			f(e)
+		}
+	case session.LookedUp:
+		if states, ok := host.OnLookup(a.id, e.Query); ok {
+			a.core.AnswerLookup(a.p.now(), e.Query.ID, states)
+		}
+	case session.Released:
+		host.OnRelease(a.id, e.Job)
+	case session.Demanded:
+		host.OnDemand(a.id, e.Job)
+	case session.Push:
+		host.OnPush(a.id, e.Job, e.Indices)
+	case session.CancelPush:
+		host.OnCancel(a.id, e.Job, e.Reason)
+	case session.JobEnded:
+		host.OnJobEnd(a.id, e.Job, e.Results, e.Reason)
+	}
+}
+
+func (a *actor) logChange(e session.Changed) {
+	level := a.p.log.Info
+	if e.To == session.Suspect || e.To == session.Dead {
+		level = a.p.log.Warn
+	}
+	level("peer state changed", "peer", a.id, "from", e.From.String(), "to", e.To.String(), "reason", e.Reason)
+}
+
+// send queues a message; a queue that is full ends the connection.
+func (a *actor) send(e *sessionpb.Envelope) {
+	if a.conn == nil || a.conn.queue(e) {
+		return
+	}
+	reason := fmt.Sprintf("the peer reads too slowly: %d messages wait, the most allowed", a.p.cfg.Limits.QueueMessages)
+	c := a.conn
+	a.conn = nil
+	c.cut(reason)
+	a.core.Disconnected(a.p.now(), reason)
+}
+
+// closed carries out a Close: messages sent before go out first.
+func (a *actor) closed(e session.Close) {
+	if e.Protocol {
+		a.p.shy.warn("protocol "+a.id, "peer session closed", "peer", a.id, "reason", e.Reason)
+	} else {
+		a.logFailure(e.Reason)
+	}
+	a.stopDial()
+	if c := a.conn; c != nil {
+		a.conn = nil
+		c.finish(e.Reason)
+	}
+}
+
+// logFailure logs the first failed attempt after a session; the rest say the same.
+func (a *actor) logFailure(reason string) {
+	if a.failures++; a.failures == 1 {
+		a.p.log.Warn("no session with peer, retrying", "peer", a.id, "address", a.addr, "reason", reason)
+	}
+}
+
+func (a *actor) stopDial() {
+	a.attempt++
+	if a.undial != nil {
+		a.undial()
+		a.undial = nil
+	}
+}
+
+// dial starts an attempt.
+func (a *actor) dial() {
+	a.stopDial()
+	n := a.attempt
+	ctx, cancel := context.WithCancel(context.Background())
+	a.undial = cancel
+	a.p.wg.Go(func() {
+		c, err := a.p.connect(ctx, a.id, a.addr)
+		if err != nil {
+			cancel()
+			_ = a.post(func(now time.Duration) {
+				if n == a.attempt {
+					a.undial = nil
+					a.logFailure(err.Error())
+					a.core.Disconnected(now, err.Error())
+				}
+			}, false)
+			return
+		}
+		err = a.post(func(now time.Duration) {
+			if n != a.attempt { // given up
+				c.cut("given up")
+				return
+			}
+			a.undial = nil
+			a.adopt(now, c)
+		}, false)
+		if err != nil {
+			c.cut("closed")
+		}
+		c.serve(func() {
+			cancel()
+			c.close()
+		})
+	})
+}
+
+// adopt makes a connection the current one.
+func (a *actor) adopt(now time.Duration, c *conn) {
+	a.stopDial()
+	if old := a.conn; old != nil {
+		old.cut("replaced by a new connection")
+	}
+	a.conn = c
+	a.core.Connected(now)
+	a.carry() // the Hello goes before what else the connection brings
+	c.deliver = func(e *sessionpb.Envelope, err error) error {
+		if err == nil {
+			// The byte came now, however late the actor gets to it.
+			a.heardAt.Store(int64(a.p.now()))
+		}
+		return a.post(func(now time.Duration) {
+			c.read()
+			if a.conn != c {
+				return
+			}
+			if err != nil {
+				a.conn = nil
+				if a.core.State() != session.Ready { // else the change of state says it
+					a.p.shy.warn("lost "+a.id, "peer connection ended", "peer", a.id, "reason", err.Error())
+				}
+				a.core.Disconnected(now, err.Error())
+				return
+			}
+			a.core.Receive(now, e)
+		}, false)
+	}
+	close(c.adopted)
+}
+
+// incoming takes or refuses a connection that the peer dialed.
+func (a *actor) incoming(now time.Duration, c *conn, hello *sessionpb.Hello) {
+	cur := current{exists: a.conn != nil}
+	if cur.exists {
+		s := a.core.Status(now)
+		cur.dialed, cur.ready, cur.bootID = a.conn.dialed, s.State == session.Ready, s.BootID
+		cur.hasSession = a.conn.up
+	}
+	if !keepNew(a.p.cfg.Hello.NodeId, a.id, cur, hello.BootId) {
+		a.p.log.Debug("duplicate peer connection refused", "peer", a.id)
+		c.queue(goawayMessage("duplicate: the session that " + a.p.cfg.Hello.NodeId + " dialed stays"))
+		c.finish("duplicate session")
+		return
+	}
+	a.adopt(now, c)
+}
+
+// current is what keepNew must know of the connection in use.
+type current struct {
+	exists     bool
+	dialed     bool // by this node
+	hasSession bool // Hellos are exchanged on it
+	ready      bool // and the peer is not silent
+	bootID     uint64
+}
+
+// keepNew says whether a connection that the peer dialed, and that begins with the
+// peer's Hello, replaces the current one. Of two connections that both sides dialed
+// at once, both sides keep the one that the smaller id dialed; a newer connection of
+// the peer replaces its older one.
+func keepNew(local, remote string, cur current, bootID uint64) bool {
+	switch {
+	case !cur.exists, !cur.dialed, remote < local:
+		return true
+	case !cur.hasSession:
+		return false // it is open and about to say its Hello
+	}
+	return !cur.ready || cur.bootID != bootID
+}

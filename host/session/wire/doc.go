@@ -1,0 +1,25 @@
+// Package wire runs peer sessions over gRPC: it brings the messages of connections,
+// the commands of the node and the time to a session.Core per peer, and carries the
+// core's effects out.
+//
+// # Goroutines
+//
+// Each peer has one goroutine, its actor, that owns the peer's Core; commands reach
+// it through a mailbox and never block the caller. A connection has a reader and a
+// writer of its own with bounded queues, so a peer that does not read or is frozen
+// stops only its own connection. No lock is shared between peers while one works.
+//
+// # One session per pair
+//
+// Either side may dial, and both may at once. The connection that the node with the
+// smaller id dialed stays. A connection of the other kind is taken while there is no
+// better one: the smaller node refuses it only when its own is open, and not when
+// the peer behind it is silent or has become another process. See keepNew.
+//
+// # Trust
+//
+// With TLS both sides present certificates (the caller's tls.Config demands them),
+// and Config.Verify ties the node id of the Hello to one. What comes in before a
+// Hello is bounded in size, time and count; garbage on the port costs one closed
+// connection and one line of log a second.
+package wire
