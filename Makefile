@@ -1,0 +1,132 @@
+# tierd: what can be built and run. `make` alone lists the targets.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+# Nothing of the caller's Go settings may change what is built here.
+export GOFLAGS :=
+export GOWORK := off
+# Some packages with C code use symbols that their own headers call deprecated.
+export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations
+
+BUILD := .build
+TIERD := bin/tierd
+STATICCHECK_VERSION := v0.8.2
+STATICCHECK := $(BUILD)/bin/staticcheck-$(STATICCHECK_VERSION)
+# Directories with Go code; each directory under MODULES is a module of its own.
+CODE := abi specs registry plugins gpu host
+MODULES := examples/rule-go examples/short-tail
+SHORT_TAIL := examples/demo/refused/short-tail.wasm
+# How long `make fuzz` runs each fuzz test.
+FUZZTIME ?= 10s
+
+.PHONY: help
+help: ## list the targets
+	@echo "make demo and make test are the two to begin with."
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+.PHONY: build
+build: ## build bin/tierd
+	@$(MAKE) --no-print-directory need-go
+	go build -trimpath -o $(TIERD) ./host/cmd/tierd
+
+.PHONY: demo
+demo: build wasm ## check, serve, replay 300 requests in both legs, show two refusals (under 3 minutes)
+	sh examples/demo/run.sh
+
+.PHONY: wasm
+wasm: ## build the demo's rule that ships as a wasm file
+	cd examples/short-tail && GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 go build -buildmode=c-shared -trimpath \
+		-buildvcs=false -ldflags='-s -w' -o ../demo/refused/short-tail.wasm .
+
+.PHONY: test
+test: need-go need-gcc fmt-check vet staticcheck wasm test-go test-modules test-e2e ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
+
+.PHONY: test-go
+test-go: need-gcc wasm
+	go test -race -timeout 9m $$(go list ./... | grep -v /host/e2e)
+
+# The real processes run alone: they measure themselves against deadlines of less than a
+# second, which other tests on the same two cores would eat.
+.PHONY: test-e2e
+test-e2e: wasm
+	go test -timeout 9m ./host/e2e
+
+.PHONY: test-modules
+test-modules:
+	@set -e; for m in $(MODULES); do \
+		echo "cd $$m && go vet . && go test ./..."; \
+		(cd $$m && go vet ./... && go test ./...); \
+	done
+
+.PHONY: fmt-check
+fmt-check:
+	@bad=$$(gofmt -l $(CODE) examples); if [ -n "$$bad" ]; then \
+		echo "not formatted (run make fmt):"; echo "$$bad"; exit 1; fi
+
+.PHONY: fmt
+fmt: ## format the Go code
+	gofmt -w $(CODE) examples
+
+.PHONY: vet
+vet:
+	go vet ./...
+
+.PHONY: staticcheck
+staticcheck: $(STATICCHECK)
+	$(STATICCHECK) ./...
+
+$(STATICCHECK):
+	GOBIN=$(CURDIR)/$(BUILD)/tmp go install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+	mkdir -p $(BUILD)/bin && mv $(BUILD)/tmp/staticcheck $@
+
+.PHONY: fuzz
+fuzz: ## run each fuzz test for FUZZTIME (10s)
+	@set -e; for p in $$(go list ./...); do \
+		for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
+			echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p; \
+		done; \
+	done
+
+.PHONY: bench
+bench: ## run the benchmarks
+	go test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: test-gpu
+test-gpu: ## tests that need a GPU
+	@echo "skipped: there are no tests that need a GPU yet; the device for host memory is tested by make test"
+
+.PHONY: proto
+proto: ## generate the Go code of the .proto files again (needs protoc)
+	@command -v protoc >/dev/null || { echo "protoc is missing: install the package protobuf-compiler"; exit 1; }
+	GOBIN=$(CURDIR)/$(BUILD)/bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+	GOBIN=$(CURDIR)/$(BUILD)/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
+	@set -e; for p in host/engine/enginepb/engine host/session/sessionpb/session; do \
+		echo "protoc $$p.proto"; \
+		(cd $$(dirname $$p) && PATH="$(CURDIR)/$(BUILD)/bin:$$PATH" protoc --go_out=. --go_opt=paths=source_relative \
+			--go-grpc_out=. --go-grpc_opt=paths=source_relative $$(basename $$p).proto); \
+	done
+
+.PHONY: specs
+specs: ## build the embedded wasm module of the shipped rules again
+	go generate ./specs/module
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin $(BUILD) $(SHORT_TAIL)
+
+# What must be there, or is installed where that is possible.
+
+.PHONY: need-go
+need-go:
+	@command -v go >/dev/null || { echo "Go is missing: install Go $$(sed -n 's/^go //p' go.mod) or later"; exit 1; }
+
+.PHONY: need-gcc
+need-gcc:
+	@command -v gcc >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "gcc is missing (the race detector needs it); installing it"; \
+		apt-get update -qq && apt-get install -y -qq gcc libc6-dev; \
+	else \
+		echo "gcc is missing, and the race detector needs it: install gcc and the C library's headers"; exit 1; \
+	fi

@@ -1,0 +1,7 @@
+module github.com/tierd/tierd/examples/rule-go
+
+go 1.26.0
+
+require github.com/tierd/tierd v0.0.0
+
+replace github.com/tierd/tierd => ../..

@@ -1,0 +1,60 @@
+// Command tierd is the node daemon and its tools:
+//
+//	tierd serve -c node.yaml       run the daemon of a node
+//	tierd check deployment.yaml    judge a deployment
+//	tierd replay ...               play both engines against two daemons
+//	tierd version                  say which build this is
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+// commands are the subcommands, each from its own file.
+var commands = []func() *cobra.Command{
+	serveCommand,
+	checkCommand,
+	replayCommand,
+	versionCommand,
+}
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+// exitUsage is the status of a command line that cannot be understood, and of a command
+// that could not do its work.
+const exitUsage = 2
+
+// run runs one command line and returns the exit status.
+func run(args []string) int {
+	root := rootCommand()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(context.Background())
+	var exit *exitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.status
+	}
+	fmt.Fprintf(root.ErrOrStderr(), "%s: %v\n", cmd.CommandPath(), err)
+	return exitUsage
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "tierd",
+		Short: "Moves KV cache between nodes, and serves no rule before its demand is covered by its supply",
+		// Errors are printed once, by run; a wrong flag does not need the whole usage.
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	for _, c := range commands {
+		root.AddCommand(c())
+	}
+	return root
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tierd/tierd/host"
+	"github.com/tierd/tierd/host/config"
+)
+
+func serveCommand() *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "serve -c node.yaml",
+		Short: "Run the daemon of a node",
+		Long: `Serve registers the node's deployment, opens its ports and runs until SIGTERM or
+SIGINT. It prints one line when it is ready, and writes the addresses that it really has
+to addresses.json in its state directory.
+
+SIGTERM, SIGINT   drain and stop; a second one stops at once
+SIGHUP            read the peers and the log level of the configuration again
+
+Exit status: 0 stopped as asked, 1 stopped at once by a second signal, 2 could not start.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if path == "" {
+				return fmt.Errorf("no configuration is given; use -c node.yaml")
+			}
+			return serve(cmd.Context(), path, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	cmd.Flags().StringVarP(&path, "config", "c", "", "the node's configuration")
+	return cmd
+}
+
+// exitSignal is the status of a daemon that a second signal stopped.
+const exitSignal = 1
+
+// serve runs a node until a signal stops it, or ctx ends.
+func serve(ctx context.Context, path string, out, errOut io.Writer) error {
+	cfg, err := config.Load(path)
+	if err != nil {
+		return err
+	}
+	level := new(slog.LevelVar)
+	if err := setLevel(level, cfg); err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+
+	stop := make(chan os.Signal, 2)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(stop)
+	reload := make(chan os.Signal, 1)
+	signal.Notify(reload, syscall.SIGHUP)
+	defer signal.Stop(reload)
+
+	starting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	started := make(chan struct{})
+	var node *host.Node
+	var startErr error
+	go func() {
+		defer close(started)
+		node, startErr = host.Start(starting, cfg, log)
+	}()
+	select {
+	case <-started:
+	case s := <-stop:
+		cancel(fmt.Errorf("stopped by signal %v", s))
+		<-started
+	}
+	if startErr != nil {
+		return startErr
+	}
+	if err := announce(node, cfg, out); err != nil {
+		closeNode(node, cfg, nil)
+		return err
+	}
+	for {
+		select {
+		case <-reload:
+			reread(path, node, level, log)
+		case s := <-stop:
+			log.Info("stopping", "signal", s.String())
+			return closeNode(node, cfg, stop)
+		case <-ctx.Done():
+			return closeNode(node, cfg, stop)
+		}
+	}
+}
+
+func setLevel(to *slog.LevelVar, cfg *config.Config) error {
+	l, err := cfg.Level()
+	if err == nil {
+		to.Set(l)
+	}
+	return err
+}
+
+// announce tells people and tools where the node is.
+func announce(node *host.Node, cfg *config.Config, out io.Writer) error {
+	a := node.Addresses()
+	data, err := json.MarshalIndent(a, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := host.WriteFile(filepath.Join(cfg.StateDir, "addresses.json"), append(data, '\n')); err != nil {
+		return fmt.Errorf("state_dir: %w", err)
+	}
+	_, err = fmt.Fprintf(out, "ready node_id=%s engine_socket=%s peer_listen=%s data_listen=%s http_listen=%s pid=%d\n",
+		a.NodeID, a.EngineSocket, a.Peer, a.Data, a.HTTP, a.PID)
+	return err
+}
+
+// reread takes up what SIGHUP may change. A file that cannot be read changes nothing.
+func reread(path string, node *host.Node, level *slog.LevelVar, log *slog.Logger) {
+	cfg, err := config.Load(path)
+	if err == nil {
+		err = node.SetPeers(cfg.Peers)
+	}
+	if err == nil {
+		err = setLevel(level, cfg)
+	}
+	if err != nil {
+		log.Error("the configuration could not be read again; the old one stays", "file", path, "error", err)
+		return
+	}
+	log.Info("peers and log level read again", "file", path, "peers", len(cfg.Peers), "log_level", cfg.LogLevel)
+}
+
+// closeNode drains and stops. A second signal does not wait.
+func closeNode(node *host.Node, cfg *config.Config, stop <-chan os.Signal) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		node.Close(context.Background())
+	}()
+	select {
+	case <-done:
+		os.Remove(filepath.Join(cfg.StateDir, "addresses.json"))
+		return nil
+	case <-stop:
+		return &exitError{exitSignal}
+	}
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierd/tierd/host"
+)
+
+// buffer may be written and read at the same time.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+const nodeFile = `node_id: a
+state_dir: state
+engine_socket: e.sock
+peer_listen: 127.0.0.1:0
+data_listen: 127.0.0.1:0
+http_listen: 127.0.0.1:0
+slab_bytes: 1048576
+slab_dir: shm
+deployment: deployment.yaml
+deadlines: {drain_ms: 500}
+`
+
+const smallDeployment = `model: small
+max_tokens: 32
+groups:
+  - {name: full, rule: full, block_tokens: 4, chunk_blocks: 2, layers: 1, kv_heads: 1, head_dim: 4, dtype: fp8}
+`
+
+func writeNode(t *testing.T, node string) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "deployment.yaml"), []byte(smallDeployment), 0o600))
+	path := filepath.Join(dir, "node.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(node), 0o600))
+	return path
+}
+
+// TestServe: ready line, addresses, SIGHUP and SIGTERM, over a deployment that is judged
+// for real.
+func TestServe(t *testing.T) {
+	path := writeNode(t, nodeFile)
+	dir := filepath.Dir(path)
+	var out, log buffer
+	done := make(chan error, 1)
+	go func() { done <- serve(context.Background(), path, &out, &log) }()
+	require.Eventually(t, func() bool {
+		select {
+		case err := <-done:
+			require.NoError(t, err, log.String())
+		default:
+		}
+		return strings.HasPrefix(out.String(), "ready node_id=a ")
+	}, 2*time.Minute, 5*time.Millisecond)
+
+	var a host.Addresses
+	data, err := os.ReadFile(filepath.Join(dir, "state", "addresses.json"))
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(data, &a))
+	require.Contains(t, out.String(), "peer_listen="+a.Peer)
+	require.NotContains(t, a.Peer+a.Data+a.HTTP, ":0\"")
+	resp, err := http.Get("http://" + a.HTTP + "/readyz")
+	require.NoError(t, err)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	resp.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+	require.Equal(t, 200, resp.StatusCode)
+
+	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"log_level: debug\npeers: [{id: b, control: '127.0.0.1:1'}]\n"), 0o600))
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "peers=1 log_level=debug") }, time.Minute, 5*time.Millisecond)
+	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"log_lvl: debug\n"), 0o600))
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+	require.Eventually(t, func() bool {
+		return strings.Contains(log.String(), "the old one stays") && strings.Contains(log.String(), "did you mean")
+	}, time.Minute, 5*time.Millisecond)
+
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	require.NoError(t, <-done)
+	for _, gone := range []string{"e.sock", "state/addresses.json", "shm/tierd-a"} {
+		_, err := os.Stat(filepath.Join(dir, gone))
+		require.ErrorIs(t, err, os.ErrNotExist, gone)
+	}
+}
+
+// TestSignalWhileStarting: a daemon that still checks its rules stops at once.
+func TestSignalWhileStarting(t *testing.T) {
+	path := writeNode(t, nodeFile)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	var out, log buffer
+	require.Error(t, serve(ctx, path, &out, &log))
+	require.Empty(t, out.String())
+}
+
+func TestServeRefusals(t *testing.T) {
+	for _, c := range []struct{ file, text string }{
+		{"node_idd: a\n", `did you mean "node_id"?`},
+		{strings.Replace(nodeFile, "deployment.yaml", "none.yaml", 1), "none.yaml: no such file"},
+		{strings.Replace(nodeFile, "127.0.0.1:0", "0.0.0.0:7000", 1), "set tls: {cert, key, ca}"},
+	} {
+		err := serve(context.Background(), writeNode(t, c.file), io.Discard, io.Discard)
+		require.ErrorContains(t, err, c.text)
+	}
+	require.ErrorContains(t, serve(context.Background(), "/none/node.yaml", io.Discard, io.Discard), "no such file")
+}
+
+func TestExitStatus(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		status int
+	}{
+		{[]string{"version"}, 0},
+		{[]string{"serve"}, exitUsage},
+		{[]string{"serve", "-c", "/none/node.yaml"}, exitUsage},
+		{[]string{"nonsense"}, exitUsage},
+		{[]string{"serve", "--nonsense"}, exitUsage},
+		{[]string{"check", "/none.yaml"}, exitUndecided},
+	} {
+		require.Equal(t, c.status, run(c.args), fmt.Sprint(c.args))
+	}
+}

@@ -1,0 +1,346 @@
+// Package e2e runs the real program as real processes: two daemons and a replay.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierd/tierd/host/replay"
+)
+
+// The longest that a test waits for something that a healthy machine does in far less.
+const patience = 2 * time.Minute
+
+// tierd is the program under test, seed the state directory of one `tierd check`: with
+// its verdict a daemon starts without checking again.
+var tierd, seed string
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "tierd-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	tierd, seed = filepath.Join(dir, "tierd"), filepath.Join(dir, "seed")
+	return m.Run()
+}
+
+// program builds the program once, without the race detector, which would make the
+// bytes fifteen times slower, and checks the demo's deployment.
+var program = sync.OnceValue(func() error {
+	build := exec.Command("go", "build", "-trimpath", "-o", tierd, "./host/cmd/tierd")
+	build.Dir = repo()
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	if out, err := exec.Command(tierd, "check", "--state", seed, demo("deployment.yaml")).CombinedOutput(); err != nil {
+		return fmt.Errorf("tierd check: %w\n%s", err, out)
+	}
+	return nil
+})
+
+func repo() string {
+	wd, err := os.Getwd()
+	if err != nil {
+		panic(err)
+	}
+	return filepath.Dir(filepath.Dir(wd))
+}
+
+func demo(file string) string { return filepath.Join(repo(), "examples", "demo", file) }
+
+func trace() string {
+	return filepath.Join(repo(), "examples", "traces", "conversation_trace_1000.jsonl")
+}
+
+// A node is one daemon, or the place of one that is not running.
+type node struct {
+	t          *testing.T
+	id         string
+	dir        string
+	slabs      string
+	deployment string
+	control    string // its own control address
+	peers      []*node
+	cmd        *exec.Cmd
+	exited     chan struct{}
+	exit       error
+}
+
+type addresses struct {
+	PID          int    `json:"pid"`
+	EngineSocket string `json:"engine_socket"`
+	Peer         string `json:"peer_listen"`
+	Data         string `json:"data_listen"`
+	HTTP         string `json:"http_listen"`
+	Slab         string `json:"slab"`
+}
+
+func newNode(t *testing.T, id string) *node {
+	n := &node{t: t, id: id, deployment: demo("deployment.yaml"), control: freeAddress(t)}
+	var err error
+	n.dir, err = os.MkdirTemp("", "tierd-e2e-"+id) // short: a socket's path is limited
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(n.dir) })
+	n.slabs, err = os.MkdirTemp(sharedMemory(), "tierd-e2e-")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(n.slabs) })
+	require.NoError(t, os.CopyFS(filepath.Join(n.dir, "state"), os.DirFS(seed)))
+	return n
+}
+
+// sharedMemory is /dev/shm where it has room for two nodes and their engines.
+func sharedMemory() string {
+	var st syscall.Statfs_t
+	const room = 3 << 30
+	if syscall.Statfs("/dev/shm", &st) == nil && st.Bavail*uint64(st.Bsize) > room {
+		return "/dev/shm"
+	}
+	return ""
+}
+
+func freeAddress(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func (n *node) socket() string { return filepath.Join(n.dir, "s") }
+
+func (n *node) start() {
+	var config strings.Builder
+	fmt.Fprintf(&config, "node_id: %s\nstate_dir: %s\nengine_socket: %s\npeer_listen: %s\ndata_listen: 127.0.0.1:0\nhttp_listen: 127.0.0.1:0\nslab_bytes: 805306368\nslab_dir: %s\ndeployment: %s\npeers:\n",
+		n.id, filepath.Join(n.dir, "state"), n.socket(), n.control, n.slabs, n.deployment)
+	for _, p := range n.peers {
+		fmt.Fprintf(&config, "  - {id: %s, control: %q}\n", p.id, p.control)
+	}
+	path := filepath.Join(n.dir, "node.yaml")
+	require.NoError(n.t, os.WriteFile(path, []byte(config.String()), 0o600))
+	log, err := os.CreateTemp(n.dir, "log")
+	require.NoError(n.t, err)
+	n.cmd = exec.Command(tierd, "serve", "-c", path)
+	n.cmd.Stdout, n.cmd.Stderr = log, log
+	require.NoError(n.t, n.cmd.Start())
+	n.exited = make(chan struct{})
+	go func(cmd *exec.Cmd, exited chan struct{}) {
+		n.exit = cmd.Wait()
+		log.Close()
+		close(exited)
+	}(n.cmd, n.exited)
+	n.t.Cleanup(func() {
+		n.kill(syscall.SIGKILL)
+		if n.t.Failed() {
+			n.t.Logf("the log of %s:\n%s", n.id, tail(log.Name()))
+		}
+	})
+	n.await("ready", func() bool {
+		select {
+		case <-n.exited:
+			n.t.Fatalf("%s ended before it was ready: %v\n%s", n.id, n.exit, tail(log.Name()))
+		default:
+		}
+		_, err := os.Stat(filepath.Join(n.dir, "state", "addresses.json"))
+		return err == nil
+	})
+}
+
+func tail(path string) []byte {
+	const last = 8 << 10
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return b[max(0, len(b)-last):]
+}
+
+// await polls until ok, and fails the test when that takes longer than patience.
+func (n *node) await(what string, ok func() bool) {
+	n.t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			n.t.Fatalf("%s: not %s after %v", n.id, what, patience)
+		}
+	}
+}
+
+func (n *node) addresses() (a addresses) {
+	b, err := os.ReadFile(filepath.Join(n.dir, "state", "addresses.json"))
+	require.NoError(n.t, err)
+	require.NoError(n.t, json.Unmarshal(b, &a))
+	return a
+}
+
+// kill signals the daemon if it runs, waits for its end and returns how it ended.
+func (n *node) kill(sig syscall.Signal) error {
+	select {
+	case <-n.exited:
+		return n.exit
+	default:
+	}
+	if err := n.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		n.t.Fatal(err)
+	}
+	select {
+	case <-n.exited:
+	case <-time.After(patience):
+		n.cmd.Process.Kill()
+		n.t.Errorf("%s did not end within %v of signal %v", n.id, patience, sig)
+		<-n.exited
+	}
+	return n.exit
+}
+
+// stop asks the daemon to end; it must end well and leave no shared memory.
+func (n *node) stop() {
+	n.t.Helper()
+	require.NoError(n.t, n.kill(syscall.SIGTERM))
+	left, err := os.ReadDir(n.slabs)
+	require.NoError(n.t, err)
+	require.Empty(n.t, left, "shared memory left behind")
+	require.NoFileExists(n.t, n.socket())
+}
+
+// metric adds up the series of a metric whose labels contain all of parts.
+func (n *node) metric(name string, parts ...string) (sum float64) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.addresses().HTTP+"/metrics", nil)
+	require.NoError(n.t, err)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0 // the daemon is gone
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0
+	}
+	found := false
+line:
+	for line := range strings.Lines(string(body)) {
+		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
+			continue
+		}
+		for _, p := range parts {
+			if !strings.Contains(line, p) {
+				continue line
+			}
+		}
+		fields := strings.Fields(line)
+		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		require.NoError(n.t, err)
+		sum, found = sum+v, true
+	}
+	require.True(n.t, found, "no metric %s with %v", name, parts)
+	return sum
+}
+
+func (n *node) pulledBytes() float64 { return n.metric("tierd_kv_offload_tiering_read_bytes_total") }
+
+// pair starts a producer and a consumer that have a session with each other.
+func pair(t *testing.T) (producer, consumer *node) {
+	if testing.Short() {
+		t.Skip("starts real processes")
+	}
+	require.NoError(t, program())
+	producer, consumer = newNode(t, "producer"), newNode(t, "consumer")
+	producer.peers, consumer.peers = []*node{consumer}, []*node{producer}
+	producer.start()
+	consumer.start()
+	joined(producer, consumer)
+	return producer, consumer
+}
+
+// joined waits until both nodes have a session with the other.
+func joined(a, b *node) {
+	for _, n := range []*node{a, b} {
+		n.await("in session with its peer", func() bool { return n.metric("tierd_peer_state", `state="ready"`) == 1 })
+	}
+}
+
+// A playing is a `tierd replay` that runs.
+type playing struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	out    bytes.Buffer
+	errOut bytes.Buffer
+	done   chan error
+}
+
+func play(producer, consumer *node, args ...string) *playing {
+	p := &playing{t: producer.t, done: make(chan error, 1)}
+	args = append([]string{"replay", "--json", "--producer", producer.socket(), "--consumer", consumer.socket()}, args...)
+	p.cmd = exec.Command(tierd, args...)
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.errOut
+	require.NoError(p.t, p.cmd.Start())
+	go func() { p.done <- p.cmd.Wait() }()
+	return p
+}
+
+// report waits for the replay's end. Whatever happened, the requests add up, every
+// recompute has a cause, and no byte is wrong.
+func (p *playing) report() (r replay.Report, status int) {
+	p.t.Helper()
+	select {
+	case err := <-p.done:
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			status = exit.ExitCode()
+		} else {
+			require.NoError(p.t, err)
+		}
+	case <-time.After(2 * patience):
+		p.cmd.Process.Kill()
+		<-p.done
+		p.t.Fatalf("the replay did not end by itself")
+	}
+	require.NoError(p.t, json.Unmarshal(p.out.Bytes(), &r), "status %d: %s%s", status, &p.out, &p.errOut)
+	p.t.Logf("%s%s", &p.out, &p.errOut)
+	require.Equal(p.t, r.Requests, r.Hits+r.Recomputed)
+	causes := 0
+	for cause, n := range r.RecomputedCauses {
+		require.NotEmpty(p.t, cause)
+		causes += n
+	}
+	require.Equal(p.t, r.Recomputed, causes)
+	require.Zero(p.t, r.WrongBytes)
+	return r, status
+}
+
+// writeTrace writes the shipped trace's requests that pick chooses.
+func writeTrace(t *testing.T, pick func(i int, r *replay.Request) bool) string {
+	all, err := replay.LoadTrace(trace(), 0)
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	defer f.Close()
+	enc := json.NewEncoder(f)
+	for i := range all {
+		if pick(i, &all[i]) {
+			require.NoError(t, enc.Encode(&all[i]))
+		}
+	}
+	return path
+}

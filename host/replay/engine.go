@@ -1,0 +1,260 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tierd/tierd/host/engine"
+	"github.com/tierd/tierd/host/engine/enginepb"
+	"github.com/tierd/tierd/registry/deploy"
+)
+
+const (
+	// callTimeout ends one call to a daemon. Begin may do two lookups of 500 ms and
+	// Finish waits for the request's jobs; none has a reason to take longer than this.
+	callTimeout = 20 * time.Second
+	// jobTimeout ends the wait for a job's event: a request may wait 30 s for its
+	// peer, and then its load needs room to end as a failure of the daemon's own.
+	jobTimeout = 45 * time.Second
+)
+
+// errStuck is wrapped when a daemon let a deadline of replay pass. What it still does
+// with the region is unknown, so the region is not used again.
+var errStuck = errors.New("the daemon gave no answer in time")
+
+// A group is what replay must know of a group of the deployment.
+type group struct {
+	index       int
+	name        string
+	blockTokens uint64
+	chunkBlocks uint64
+	// window is how far attention looks back, in tokens; 0 = over everything.
+	window uint64
+	// rows of rowBytes each make a block: layer, then K or V, then token.
+	rows     uint64
+	rowBytes uint64
+}
+
+// groupsOf reads the groups of a deployment. A rule that is not the shipped window is
+// taken to keep everything, which is always right, only more than it needs.
+func groupsOf(d *deploy.Deployment) ([]group, error) {
+	var out []group
+	for i := range d.Groups {
+		g := &d.Groups[i]
+		blockRows := g.Layers * 2 * g.BlockTokens
+		x := group{
+			index: i, name: g.Name, blockTokens: g.BlockTokens, chunkBlocks: g.ChunkBlocks,
+			rows: blockRows, rowBytes: g.BlockBytes() / blockRows,
+		}
+		if g.Rule == "window" {
+			w, ok := g.Params["window"].(int)
+			if !ok || w < 1 {
+				return nil, fmt.Errorf("group %s: parameter window is %v; it must be at least 1", g.Name, g.Params["window"])
+			}
+			x.window = uint64(w)
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+// needs returns the blocks that attention reads to go on from token n: first <= b <
+// end. The last may be read in part.
+func (g *group) needs(n uint64) (first, end uint64) {
+	if g.window > 0 && n+1 > g.window {
+		first = (n + 1 - g.window) / g.blockTokens
+	}
+	end = (n + g.blockTokens - 1) / g.blockTokens
+	return min(first, end), end
+}
+
+// A side is one engine: its connection, its blocks and the state of its daemon.
+type side struct {
+	name   string
+	client *engine.Client
+	groups []group
+	// calls bounds each call, waits each wait for a job's event.
+	calls, waits time.Duration
+
+	mu    sync.Mutex // guards pools
+	pools []*pool
+
+	gone atomic.Pointer[error]
+}
+
+// attach connects to a daemon and asks it for one region a group, of blocks[i] blocks.
+func attach(ctx context.Context, name, socket string, groups []group, hashTokens uint64, blocks []uint32) (*side, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	client, err := engine.Dial(ctx, socket)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	s := &side{name: name, client: client, groups: groups, calls: callTimeout, waits: jobTimeout}
+	var regions []*enginepb.Region
+	for i := range groups {
+		regions = append(regions, &enginepb.Region{Group: groups[i].name, Blocks: blocks[i]})
+		s.pools = append(s.pools, newPool(blocks[i]))
+	}
+	reply, err := client.Attach(ctx, "tierd replay, "+name, nil, regions)
+	if err == nil {
+		err = s.checkReply(reply, hashTokens)
+	}
+	if err != nil {
+		client.Close()
+		return nil, fmt.Errorf("attach to the %s's daemon at %s: %w", name, socket, err)
+	}
+	return s, nil
+}
+
+// ask attaches without regions, just to hear which node this is and what it serves.
+func ask(ctx context.Context, name, socket string) (nodeID string, d *deploy.Deployment, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	client, err := engine.Dial(ctx, socket)
+	if err != nil {
+		return "", nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer client.Close()
+	reply, err := client.Attach(ctx, "tierd replay, "+name, nil, nil)
+	if err != nil {
+		return "", nil, fmt.Errorf("attach to the %s's daemon at %s: %w", name, socket, err)
+	}
+	d, err = deploy.Parse("the deployment of the "+name+"'s daemon", reply.Deployment)
+	if err != nil {
+		return "", nil, err
+	}
+	return reply.NodeId, d, nil
+}
+
+func (s *side) checkReply(r *enginepb.AttachReply, hashTokens uint64) error {
+	if r.HashTokens != hashTokens {
+		return fmt.Errorf("its hash_tokens is %d, that of the deployment given to replay is %d; give replay the node's own deployment file", r.HashTokens, hashTokens)
+	}
+	for i := range s.groups {
+		g := &s.groups[i]
+		region := s.client.Region(g.name)
+		if region == nil {
+			return fmt.Errorf("it gave no region for group %s", g.name)
+		}
+		if region.StrideBytes != g.rows*g.rowBytes {
+			return fmt.Errorf("group %s: its blocks have %d bytes, those of the deployment given to replay %d; give replay the node's own deployment file",
+				g.name, region.StrideBytes, g.rows*g.rowBytes)
+		}
+	}
+	return nil
+}
+
+// lost marks the daemon as gone when err says so, and returns err.
+func (s *side) lost(err error) error {
+	if err == nil {
+		return nil
+	}
+	code := status.Code(err)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) || code == codes.DeadlineExceeded:
+		err = fmt.Errorf("%s: %w: %w", s.name, errStuck, err)
+	case errors.Is(err, engine.ErrGone):
+		err = fmt.Errorf("%s: %w", s.name, err)
+	case code == codes.Unavailable:
+		err = fmt.Errorf("%s: %w: %w", s.name, engine.ErrGone, err)
+	default:
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	s.gone.CompareAndSwap(nil, &err)
+	return err
+}
+
+// down returns why the daemon is not to be called any more, or nil.
+func (s *side) down() error {
+	if e := s.gone.Load(); e != nil {
+		return *e
+	}
+	select {
+	case <-s.client.Gone():
+		return s.lost(engine.ErrGone)
+	default:
+		return nil
+	}
+}
+
+// call runs one call with its deadline, unless the daemon is known to be gone.
+func call[T any](ctx context.Context, s *side, f func(context.Context) (T, error)) (T, error) {
+	var zero T
+	if err := s.down(); err != nil {
+		return zero, err
+	}
+	limited, cancel := context.WithTimeout(ctx, s.calls)
+	defer cancel()
+	v, err := f(limited)
+	if err != nil && ctx.Err() != nil {
+		return zero, ctx.Err()
+	}
+	return v, s.lost(err)
+}
+
+// wait returns the event of a job.
+func (s *side) wait(ctx context.Context, job uint64) (*enginepb.Event, error) {
+	limited, cancel := context.WithTimeout(ctx, s.waits)
+	defer cancel()
+	ev, err := s.client.Wait(limited, job)
+	if err != nil && ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return ev, s.lost(err)
+}
+
+// blocksFor returns the size of each region: room for the longest of the requests
+// that are live at the same time, and some for the native prefix cache.
+func blocksFor(groups []group, requests []Request, live int) []uint32 {
+	longest := make([]uint64, live)
+	for i := range requests {
+		n := requests[i].PromptTokens
+		for j := range longest {
+			if n > longest[j] {
+				n, longest[j] = longest[j], n
+			}
+		}
+	}
+	out := make([]uint32, len(groups))
+	for i := range groups {
+		g := &groups[i]
+		cache, total := uint64(fullCacheTokens), uint64(0)
+		if g.window > 0 {
+			cache = windowCacheTokens
+		}
+		for _, n := range longest {
+			if g.window > 0 { // two steps in flight, the window, and the chunks it touches
+				n = min(n, 2*stepTokens+2*g.window)
+			}
+			total += n/g.blockTokens + 1 + 4*g.chunkBlocks
+		}
+		out[i] = uint32(total + cache/g.blockTokens)
+	}
+	return out
+}
+
+// Room for the native prefix cache of one group: the last few prompts, and of a sliding
+// window, of which most is never asked for again, less. It is small on purpose: a cache
+// that held everything would leave nothing to pull.
+const (
+	fullCacheTokens   = 96 << 10
+	windowCacheTokens = 16 << 10
+)
+
+// group returns a group by name, or nil.
+func (s *side) group(name string) *group {
+	for i := range s.groups {
+		if s.groups[i].name == name {
+			return &s.groups[i]
+		}
+	}
+	return nil
+}
