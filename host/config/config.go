@@ -1,0 +1,401 @@
+// Package config reads node.yaml, the configuration of one tierd daemon.
+//
+// Every key has a unit in its name, every bound and deadline a default that the
+// comments here give, and every refusal says which key is wrong, the value it has
+// and what to change. An unknown key is refused with the nearest known one, because
+// a misspelt deadline that silently keeps its default is found months later.
+//
+// Paths are relative to the file that names them.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/tierd/tierd/registry/deploy/strictyaml"
+)
+
+// Config is node.yaml.
+type Config struct {
+	// NodeID names this node to its peers: letters, digits, dot, dash, underscore.
+	NodeID string `yaml:"node_id"`
+	// StateDir keeps accepted verdicts and addresses.json.
+	StateDir string `yaml:"state_dir"`
+	// EngineSocket is the Unix socket for engines, created with mode 0600.
+	EngineSocket string `yaml:"engine_socket"`
+	// PeerListen and DataListen are the host:port for control and for bytes.
+	PeerListen string `yaml:"peer_listen"`
+	DataListen string `yaml:"data_listen"`
+	// Advertise is where peers reach the data port: a host, or host:port when the
+	// port is mapped on the way. Empty means the host of DataListen.
+	Advertise string `yaml:"advertise"`
+	// HTTPListen serves /metrics, /healthz and /readyz. Default 127.0.0.1:9470.
+	HTTPListen string `yaml:"http_listen"`
+	// SlabBytes is the size of the primary tier, in bytes.
+	SlabBytes int64 `yaml:"slab_bytes"`
+	// SlabDir holds the slab and the engines' regions. Default /dev/shm.
+	SlabDir string `yaml:"slab_dir"`
+	// Deployment is the path of the deployment file.
+	Deployment string `yaml:"deployment"`
+	// Peers are the nodes that this one may talk to.
+	Peers []Peer `yaml:"peers"`
+	// TLS secures control and data; Insecure says that nothing does.
+	TLS      *TLS `yaml:"tls"`
+	Insecure bool `yaml:"insecure"`
+	// LogLevel is debug, info, warn or error. Default info.
+	LogLevel  string    `yaml:"log_level"`
+	Deadlines Deadlines `yaml:"deadlines"`
+	Bounds    Bounds    `yaml:"bounds"`
+}
+
+// Peer is one entry of Config.Peers.
+type Peer struct {
+	ID string `yaml:"id"`
+	// Control is the host:port of the peer's peer_listen.
+	Control string `yaml:"control"`
+}
+
+// TLS names PEM files: this node's certificate and key, and the authority that
+// signs the certificates of peers.
+type TLS struct {
+	Cert string `yaml:"cert"`
+	Key  string `yaml:"key"`
+	CA   string `yaml:"ca"`
+}
+
+// Deadlines are in milliseconds. Zero means the default.
+type Deadlines struct {
+	// RequestMS: how long a request may wait for a peer unless it says itself. 30000.
+	RequestMS int64 `yaml:"request_ms"`
+	// LookupMS: one batch of lookups. 500.
+	LookupMS int64 `yaml:"lookup_ms"`
+	// ConnectMS: connect and hello. 750.
+	ConnectMS int64 `yaml:"connect_ms"`
+	// PingMS, SuspectMS, DeadMS: between pings; without a byte. 250, 750, 2000.
+	PingMS    int64 `yaml:"ping_ms"`
+	SuspectMS int64 `yaml:"suspect_ms"`
+	DeadMS    int64 `yaml:"dead_ms"`
+	// TransferMS: what a transfer gets on top of its bytes at 200 MB/s. 500.
+	TransferMS int64 `yaml:"transfer_ms"`
+	// PendingMS: what a chunk being written gets on top of its bytes. 2000.
+	PendingMS int64 `yaml:"pending_ms"`
+	// LeaseMS: bound supply without a sign of its consumer. 10000.
+	LeaseMS int64 `yaml:"lease_ms"`
+	// ParkedMS: unbound supply. 60000.
+	ParkedMS int64 `yaml:"parked_ms"`
+	// DrainMS: from SIGTERM to exit. 5000.
+	DrainMS int64 `yaml:"drain_ms"`
+}
+
+// Bounds limit what others can make this node hold. Zero means the default.
+type Bounds struct {
+	// Engines attached at a time. 8.
+	Engines int64 `yaml:"engines"`
+	// Requests live in one engine. 1024.
+	Requests int64 `yaml:"requests"`
+	// ParkedBytes of supply that waits for its consumer. Half of slab_bytes.
+	ParkedBytes int64 `yaml:"parked_bytes"`
+	// Sessions with peers. 64.
+	Sessions int64 `yaml:"sessions"`
+	// MessageBytes of one control message. 4 MiB: the hashes of a prompt of two
+	// million tokens at 16 tokens a granule and 32 bytes a hash.
+	MessageBytes int64 `yaml:"message_bytes"`
+}
+
+// Limits of the values above.
+const (
+	// DeadlineMSMax: an hour. A longer wait is a hang by another name.
+	DeadlineMSMax = 3_600_000
+	// MessageBytesMin: the hashes and block numbers of a short prompt must fit.
+	MessageBytesMin = 64 << 10
+	// MessageBytesMax: one message is held in memory whole, per stream.
+	MessageBytesMax = 64 << 20
+	// SocketPathBytesMax is what the kernel's sockaddr_un holds, less its zero byte.
+	SocketPathBytesMax = 107
+	// BoundMax keeps every count in 32 bits.
+	BoundMax = 1 << 20
+)
+
+// Defaults returns a configuration that holds every default.
+func Defaults() Config {
+	return Config{
+		HTTPListen: "127.0.0.1:9470",
+		SlabDir:    "/dev/shm",
+		LogLevel:   "info",
+		Deadlines: Deadlines{
+			RequestMS: 30_000, LookupMS: 500, ConnectMS: 750,
+			PingMS: 250, SuspectMS: 750, DeadMS: 2_000,
+			TransferMS: 500, PendingMS: 2_000, LeaseMS: 10_000, ParkedMS: 60_000, DrainMS: 5_000,
+		},
+		Bounds: Bounds{Engines: 8, Requests: 1024, Sessions: 64, MessageBytes: 4 << 20},
+	}
+}
+
+// Load reads the file at path.
+func Load(path string) (*Config, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("node configuration: %w", err)
+	}
+	return Parse(path, data)
+}
+
+// Parse reads a configuration whose file is (or would be) at path.
+func Parse(path string, data []byte) (*Config, error) {
+	c := Defaults()
+	if err := strictyaml.Decode(path, data, &c); err != nil {
+		return nil, err
+	}
+	c.fillZeros()
+	c.resolve(filepath.Dir(path))
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &c, nil
+}
+
+// fillZeros gives fields that were written as 0 or "" their defaults.
+func (c *Config) fillZeros() {
+	d := Defaults()
+	for i, f := range c.Deadlines.fields() {
+		if *f.value == 0 {
+			*f.value = *d.Deadlines.fields()[i].value
+		}
+	}
+	for i, f := range c.Bounds.fields() {
+		if *f.value == 0 {
+			*f.value = *d.Bounds.fields()[i].value
+		}
+	}
+	if c.Bounds.ParkedBytes == 0 {
+		c.Bounds.ParkedBytes = c.SlabBytes / 2
+	}
+	for _, s := range []struct{ at, or *string }{
+		{&c.HTTPListen, &d.HTTPListen}, {&c.SlabDir, &d.SlabDir}, {&c.LogLevel, &d.LogLevel},
+	} {
+		if *s.at == "" {
+			*s.at = *s.or
+		}
+	}
+}
+
+func (c *Config) resolve(dir string) {
+	paths := []*string{&c.StateDir, &c.EngineSocket, &c.SlabDir, &c.Deployment}
+	if c.TLS != nil {
+		paths = append(paths, &c.TLS.Cert, &c.TLS.Key, &c.TLS.CA)
+	}
+	for _, p := range paths {
+		if *p != "" && !filepath.IsAbs(*p) {
+			*p = filepath.Join(dir, *p)
+		}
+	}
+}
+
+type field struct {
+	name  string
+	value *int64
+}
+
+func (d *Deadlines) fields() []field {
+	return []field{
+		{"request_ms", &d.RequestMS}, {"lookup_ms", &d.LookupMS}, {"connect_ms", &d.ConnectMS},
+		{"ping_ms", &d.PingMS}, {"suspect_ms", &d.SuspectMS}, {"dead_ms", &d.DeadMS},
+		{"transfer_ms", &d.TransferMS}, {"pending_ms", &d.PendingMS}, {"lease_ms", &d.LeaseMS},
+		{"parked_ms", &d.ParkedMS}, {"drain_ms", &d.DrainMS},
+	}
+}
+
+// fields are the counts; parked_bytes follows slab_bytes and is not among them.
+func (b *Bounds) fields() []field {
+	return []field{
+		{"engines", &b.Engines}, {"requests", &b.Requests}, {"sessions", &b.Sessions}, {"message_bytes", &b.MessageBytes},
+	}
+}
+
+// Millis turns one of the deadlines into a duration.
+func Millis(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
+
+// Level is LogLevel for slog.
+func (c *Config) Level() (slog.Level, error) {
+	switch strings.ToLower(c.LogLevel) {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "warn":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return 0, fmt.Errorf("log_level is %q; it must be debug, info, warn or error", c.LogLevel)
+}
+
+var nodeID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+
+// Validate reports the first value that a node cannot start with.
+func (c *Config) Validate() error {
+	for _, f := range []struct{ name, value, what string }{
+		{"node_id", c.NodeID, "the name by which peers know this node"},
+		{"state_dir", c.StateDir, "a directory that only this daemon writes to"},
+		{"engine_socket", c.EngineSocket, "the path of the Unix socket for engines"},
+		{"peer_listen", c.PeerListen, "the host:port for peers' control streams"},
+		{"data_listen", c.DataListen, "the host:port for peers' bytes"},
+		{"deployment", c.Deployment, "the path of the deployment file"},
+	} {
+		if f.value == "" {
+			return fmt.Errorf("%s is missing; set it to %s", f.name, f.what)
+		}
+	}
+	if !nodeID.MatchString(c.NodeID) {
+		return fmt.Errorf("node_id is %q; it must be 1 to 64 letters, digits, dots, dashes or underscores", c.NodeID)
+	}
+	if n := len(c.EngineSocket); n > SocketPathBytesMax {
+		return fmt.Errorf("engine_socket %s has %d bytes; a Unix socket's path has at most %d: choose a shorter path", c.EngineSocket, n, SocketPathBytesMax)
+	}
+	if c.SlabBytes <= 0 {
+		return fmt.Errorf("slab_bytes is %d; set it to the bytes of host memory that the tier may use, such as 1073741824 for 1 GiB", c.SlabBytes)
+	}
+	if _, err := c.Level(); err != nil {
+		return err
+	}
+	return firstOf(c.validateAddresses, c.validateTLS, c.validatePeers, c.validateNumbers)
+}
+
+func firstOf(checks ...func() error) error {
+	for _, check := range checks {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Config) validateAddresses() error {
+	for _, a := range []struct{ name, value string }{
+		{"peer_listen", c.PeerListen}, {"data_listen", c.DataListen}, {"http_listen", c.HTTPListen},
+	} {
+		if err := checkHostPort(a.name, a.value); err != nil {
+			return err
+		}
+	}
+	if err := checkAdvertise(c.Advertise); err != nil {
+		return err
+	}
+	host, _, _ := net.SplitHostPort(c.DataListen)
+	if ip := net.ParseIP(host); c.Advertise == "" && (host == "" || ip != nil && ip.IsUnspecified()) {
+		return fmt.Errorf("data_listen is %s, which names no host that a peer could connect to; set advertise to this node's host name or address", c.DataListen)
+	}
+	return nil
+}
+
+func checkAdvertise(a string) error {
+	host, port, err := net.SplitHostPort(a)
+	if err != nil { // no port, or an IPv6 address without brackets
+		host = a
+	} else if n, err := net.LookupPort("tcp", port); err != nil || n == 0 || host == "" {
+		return fmt.Errorf("advertise is %q; it must be a host, such as node-a, or host:port, such as node-a:7001", a)
+	}
+	if strings.ContainsAny(host, "/[]") || strings.Contains(host, ":") && net.ParseIP(host) == nil {
+		return fmt.Errorf("advertise is %q; it must be a host, such as node-a, or host:port, such as node-a:7001", a)
+	}
+	return nil
+}
+
+func checkHostPort(name, value string) error {
+	_, port, err := net.SplitHostPort(value)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is %q; it must be host:port, such as 127.0.0.1:7000", name, value)
+	}
+	return nil
+}
+
+// Loopback reports whether only processes of this machine reach a host:port.
+func Loopback(hostport string) bool {
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func (c *Config) validateTLS() error {
+	if c.TLS != nil {
+		if c.Insecure {
+			return errors.New("both tls and insecure: true are set; remove one of the two")
+		}
+		for _, f := range []struct{ name, value string }{{"cert", c.TLS.Cert}, {"key", c.TLS.Key}, {"ca", c.TLS.CA}} {
+			if f.value == "" {
+				return fmt.Errorf("tls.%s is missing; tls needs the PEM files cert, key and ca", f.name)
+			}
+		}
+		return nil
+	}
+	if c.Insecure {
+		return nil
+	}
+	for _, a := range []struct{ name, value string }{{"peer_listen", c.PeerListen}, {"data_listen", c.DataListen}} {
+		if !Loopback(a.value) {
+			return fmt.Errorf("%s is %s, which other machines can reach, and tls is not set; set tls: {cert, key, ca}, or listen on 127.0.0.1, or set insecure: true when every machine on that network is trusted", a.name, a.value)
+		}
+	}
+	return nil
+}
+
+func (c *Config) validatePeers() error {
+	seen := map[string]bool{}
+	for i, p := range c.Peers {
+		switch {
+		case !nodeID.MatchString(p.ID):
+			return fmt.Errorf("peers[%d].id is %q; it must be the peer's node_id: 1 to 64 letters, digits, dots, dashes or underscores", i, p.ID)
+		case p.ID == c.NodeID:
+			return fmt.Errorf("peers[%d].id is %q, which is this node's own node_id; remove the entry or correct it", i, p.ID)
+		case seen[p.ID]:
+			return fmt.Errorf("peers[%d].id is %q a second time; each peer is listed once", i, p.ID)
+		}
+		seen[p.ID] = true
+		if err := checkHostPort(fmt.Sprintf("peers[%d].control", i), p.Control); err != nil {
+			return err
+		}
+	}
+	if n := int64(len(c.Peers)); n > c.Bounds.Sessions {
+		return fmt.Errorf("%d peers are listed, but bounds.sessions is %d; raise the bound or list fewer", n, c.Bounds.Sessions)
+	}
+	return nil
+}
+
+func (c *Config) validateNumbers() error {
+	d := &c.Deadlines
+	for _, f := range d.fields() {
+		if *f.value < 1 || *f.value > DeadlineMSMax {
+			return fmt.Errorf("deadlines.%s is %d; it must be 1 to %d milliseconds", f.name, *f.value, DeadlineMSMax)
+		}
+	}
+	if 2*d.PingMS > d.SuspectMS || d.SuspectMS >= d.DeadMS {
+		return fmt.Errorf("deadlines: ping_ms is %d, suspect_ms %d and dead_ms %d; suspect_ms must be at least twice ping_ms, or one late ping makes a healthy peer suspect, and dead_ms must be longer than suspect_ms", d.PingMS, d.SuspectMS, d.DeadMS)
+	}
+	b := &c.Bounds
+	for _, f := range b.fields() {
+		lo, hi := int64(1), int64(BoundMax)
+		if f.name == "message_bytes" {
+			lo, hi = MessageBytesMin, MessageBytesMax
+		}
+		if *f.value < lo || *f.value > hi {
+			return fmt.Errorf("bounds.%s is %d; it must be %d to %d", f.name, *f.value, lo, hi)
+		}
+	}
+	if b.ParkedBytes < 1 || b.ParkedBytes > c.SlabBytes {
+		return fmt.Errorf("bounds.parked_bytes is %d; it must be 1 to slab_bytes, %d", b.ParkedBytes, c.SlabBytes)
+	}
+	return nil
+}

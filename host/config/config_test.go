@@ -1,0 +1,145 @@
+package config
+
+import (
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var update = flag.Bool("update", false, "write the golden file anew")
+
+const minimal = `node_id: a
+state_dir: state
+engine_socket: state/engine.sock
+peer_listen: 127.0.0.1:7000
+data_listen: 127.0.0.1:7001
+slab_bytes: 1048576
+deployment: deployment.yaml
+`
+
+func TestMinimalHasEveryDefault(t *testing.T) {
+	c, err := Parse("/etc/tierd/node.yaml", []byte(minimal))
+	require.NoError(t, err)
+	d := Defaults()
+	require.Equal(t, d.Deadlines, c.Deadlines)
+	require.Equal(t, "127.0.0.1:9470", c.HTTPListen)
+	require.Equal(t, "/dev/shm", c.SlabDir)
+	require.Equal(t, int64(1048576/2), c.Bounds.ParkedBytes)
+	require.Equal(t, d.Bounds.MessageBytes, c.Bounds.MessageBytes)
+	level, err := c.Level()
+	require.NoError(t, err)
+	require.Equal(t, slog.LevelInfo, level)
+}
+
+func TestPathsAreRelativeToTheFile(t *testing.T) {
+	c, err := Parse("/etc/tierd/node.yaml", []byte(strings.Replace(minimal, "state_dir: state", "state_dir: /var/lib/tierd", 1)+
+		"tls: {cert: c.pem, key: k.pem, ca: /ca.pem}\n"))
+	require.NoError(t, err)
+	require.Equal(t, "/etc/tierd/deployment.yaml", c.Deployment)
+	require.Equal(t, "/etc/tierd/state/engine.sock", c.EngineSocket)
+	require.Equal(t, "/var/lib/tierd", c.StateDir)
+	require.Equal(t, TLS{Cert: "/etc/tierd/c.pem", Key: "/etc/tierd/k.pem", CA: "/ca.pem"}, *c.TLS)
+}
+
+func TestZeroMeansDefault(t *testing.T) {
+	c, err := Parse("node.yaml", []byte(minimal+"deadlines: {request_ms: 0, drain_ms: 7}\nbounds: {requests: 0, engines: 2}\n"))
+	require.NoError(t, err)
+	require.Equal(t, int64(30_000), c.Deadlines.RequestMS)
+	require.Equal(t, int64(7), c.Deadlines.DrainMS)
+	require.Equal(t, int64(1024), c.Bounds.Requests)
+	require.Equal(t, int64(2), c.Bounds.Engines)
+}
+
+func TestLoadMissingFile(t *testing.T) {
+	_, err := Load(filepath.Join(t.TempDir(), "none.yaml"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestRefusals holds the text of every refusal against a golden file: each names the
+// key, the value and what to change.
+func TestRefusals(t *testing.T) {
+	set := func(key, value string) string {
+		var out []string
+		found := false
+		for _, l := range strings.Split(strings.TrimSuffix(minimal, "\n"), "\n") {
+			if strings.HasPrefix(l, key+":") {
+				found = true
+				if value == "" {
+					continue
+				}
+				l = key + ": " + value
+			}
+			out = append(out, l)
+		}
+		if !found {
+			out = append(out, key+": "+value)
+		}
+		return strings.Join(out, "\n") + "\n"
+	}
+	cases := []struct{ name, file string }{
+		{"empty file", ""},
+		{"no yaml", "a: [1"},
+		{"unknown key", minimal + "slab_byte: 5\n"},
+		{"unknown deadline", minimal + "deadlines: {request: 5}\n"},
+		{"wrong type", set("slab_bytes", "much")},
+		{"no node_id", set("node_id", "")},
+		{"no deployment", set("deployment", "")},
+		{"node_id with a space", set("node_id", "'a b'")},
+		{"long socket path", set("engine_socket", "/"+strings.Repeat("s", 107))},
+		{"no slab", set("slab_bytes", "0")},
+		{"log level", set("log_level", "loud")},
+		{"listen without port", set("peer_listen", "127.0.0.1")},
+		{"advertise with a path", set("advertise", "host/data")},
+		{"advertise with port 0", set("advertise", "'host:0'")},
+		{"any address, nothing advertised", set("data_listen", "':7001'") + "insecure: true\n"},
+		{"open without tls", set("peer_listen", "10.0.0.1:7000")},
+		{"open data without tls", set("data_listen", "10.0.0.1:7000")},
+		{"tls and insecure", minimal + "insecure: true\ntls: {cert: c, key: k, ca: a}\n"},
+		{"tls without ca", minimal + "tls: {cert: c, key: k}\n"},
+		{"peer without id", minimal + "peers: [{control: 'b:1'}]\n"},
+		{"peer is self", minimal + "peers: [{id: a, control: 'b:1'}]\n"},
+		{"peer twice", minimal + "peers: [{id: b, control: 'b:1'}, {id: b, control: 'b:2'}]\n"},
+		{"peer without port", minimal + "peers: [{id: b, control: b}]\n"},
+		{"more peers than sessions", minimal + "peers: [{id: b, control: 'b:1'}, {id: c, control: 'b:2'}]\nbounds: {sessions: 1}\n"},
+		{"negative deadline", minimal + "deadlines: {lookup_ms: -1}\n"},
+		{"deadlines out of order", minimal + "deadlines: {suspect_ms: 200}\n"},
+		{"bound too high", minimal + "bounds: {requests: 9999999}\n"},
+		{"message too small", minimal + "bounds: {message_bytes: 10}\n"},
+		{"parked above slab", minimal + "bounds: {parked_bytes: 1048577}\n"},
+	}
+	var got strings.Builder
+	for _, c := range cases {
+		_, err := Parse("node.yaml", []byte(c.file))
+		require.Error(t, err, c.name)
+		fmt.Fprintf(&got, "%s\n    %v\n", c.name, err)
+	}
+	const golden = "testdata/refusals.txt"
+	if *update {
+		require.NoError(t, os.WriteFile(golden, []byte(got.String()), 0o644))
+	}
+	want, err := os.ReadFile(golden)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got.String())
+}
+
+func TestInsecureMayListenAnywhere(t *testing.T) {
+	_, err := Parse("node.yaml", []byte(strings.Replace(minimal, "127.0.0.1:7000", "0.0.0.0:7000", 1)+"insecure: true\nadvertise: node-a\n"))
+	require.NoError(t, err)
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(minimal))
+	f.Add([]byte(minimal + "peers: [{id: b, control: 'b:1'}]\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("node.yaml", data)
+		if err == nil {
+			require.NoError(t, c.Validate())
+		}
+	})
+}

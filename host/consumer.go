@@ -1,0 +1,725 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/gpu"
+	"github.com/tierd/tierd/host/engine"
+	"github.com/tierd/tierd/host/engine/enginepb"
+	"github.com/tierd/tierd/host/metrics"
+	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/wire"
+	"github.com/tierd/tierd/host/tier"
+	"github.com/tierd/tierd/registry/plan"
+)
+
+// A consumer is a request whose engine goes on from KV that others computed.
+type consumer struct {
+	node     *Node
+	engine   *attachment
+	name     string // of the request
+	leg      string
+	peer     string // "" = own tier only
+	transfer string
+	owner    tier.Owner
+	ask      plan.Ask
+	seq      sequence
+	ctx      context.Context // ends with the request
+	cancel   context.CancelCauseFunc
+	deadline time.Time // for what peers and other requests must do
+	backstop *time.Timer
+
+	resume  uint64  // planned
+	wants   []*want // demanded chunks, by group and chunk
+	note    string
+	settled chan struct{} // closed when every want has ended
+	wg      sync.WaitGroup
+
+	mu      sync.Mutex
+	open    int // wants that have not ended
+	sealed  bool
+	loaded  bool
+	final   uint64   // where the engine goes on
+	bytes   []uint64 // transferred, per group
+	arrived []uint64 // chunks transferred, per group
+	missed  []uint64 // chunks unmatched, per group
+}
+
+// A want is one demanded chunk. Its slot and name are set before it is demanded.
+type want struct {
+	ref   plan.Ref
+	key   tier.Key
+	slot  tier.Slot
+	named bool
+
+	// Guarded by consumer.mu.
+	ended bool
+	hold  hold // set when it is here
+	fail  failure
+}
+
+func (a *attachment) beginConsumer(ctx context.Context, r *enginepb.BeginRequest) (engine.Request, *enginepb.BeginReply, error) {
+	n := a.node
+	wait := n.waits.request
+	if r.DeadlineMs > 0 {
+		wait = time.Duration(r.DeadlineMs) * time.Millisecond
+	}
+	c := &consumer{
+		node: n, engine: a, name: r.RequestId, leg: legName(r.Leg), peer: r.PeerId, transfer: r.TransferId,
+		owner: tier.Owner{Kind: ownerRequest, ID: fmt.Sprintf("%s#%d", r.RequestId, requestNumber.Add(1))},
+		ask:   plan.Ask{PromptTokens: r.PromptTokens, LocalTokens: r.LocalTokens, LoadCapTokens: r.MaxLoadTokens},
+		seq:   n.sequence(r), settled: make(chan struct{}), deadline: time.Now().Add(wait),
+		bytes: make([]uint64, len(n.groups)), arrived: make([]uint64, len(n.groups)), missed: make([]uint64, len(n.groups)),
+	}
+	c.ctx, c.cancel = context.WithCancelCause(n.life)
+	c.backstop = time.AfterFunc(wait+backstopGrace, c.giveUp)
+	c.begin(ctx)
+	if err := ctx.Err(); err != nil { // nobody will finish it
+		c.Finish(engine.Finish{Abort: true, Cause: err.Error()})
+		return nil, nil, status.FromContextError(err).Err()
+	}
+	reply := &enginepb.BeginReply{ResumeTokens: c.resume, Note: c.note}
+	for _, w := range c.wants {
+		reply.Demand = n.addChunk(reply.Demand, w.ref)
+	}
+	return c, reply, nil
+}
+
+// addChunk adds a chunk to a list that is built by group and rising chunk.
+func (n *Node) addChunk(to []*enginepb.GroupChunks, ref plan.Ref) []*enginepb.GroupChunks {
+	name := n.groups[ref.Group].name
+	if len(to) == 0 || to[len(to)-1].Group != name {
+		to = append(to, &enginepb.GroupChunks{Group: name})
+	}
+	g := to[len(to)-1]
+	if k := len(g.Chunks); k > 0 && g.Chunks[k-1].Last+1 == ref.Chunk {
+		g.Chunks[k-1].Last = ref.Chunk
+	} else {
+		g.Chunks = append(g.Chunks, &enginepb.ChunkRange{First: ref.Chunk, Last: ref.Chunk})
+	}
+	return to
+}
+
+// begin plans and starts to fetch. A fault on the way leaves a smaller plan and a note.
+func (c *consumer) begin(ctx context.Context) {
+	peer := c.peer
+	if peer != "" {
+		if why := c.node.unusable(peer, c.leg); why != "" {
+			peer, c.note = "", why
+		}
+	}
+	if !c.tryPlan(ctx, peer) && peer != "" {
+		peer = ""
+		c.tryPlan(ctx, "") // no room for what the peer has: what is here takes none
+	}
+	c.mu.Lock()
+	c.sealed = true
+	c.settleLocked()
+	c.mu.Unlock()
+	for _, w := range c.wants {
+		c.node.metrics.Demanded.WithLabelValues(c.node.groups[w.ref.Group].name, c.leg).Inc()
+	}
+	c.node.metrics.Queries.Add(float64(c.ask.PromptTokens - c.ask.LocalTokens))
+}
+
+// tryPlan plans with the help of a peer, or of the own tier alone, and takes what the
+// plan needs. It reports false, with everything given back, when there is no room.
+func (c *consumer) tryPlan(ctx context.Context, peer string) bool {
+	c.resume = c.ask.LocalTokens
+	resume, demand, err := c.plan(ctx, peer)
+	if err != nil {
+		c.note = fmt.Sprintf("no plan: %v", err)
+		c.node.log.Error("a consumer's request could not be planned; it computes everything itself", "request", c.name, "error", err)
+		return true
+	}
+	wants := make([]*want, len(demand))
+	for i, ref := range demand {
+		wants[i] = &want{ref: ref, key: c.key(ref)}
+	}
+	missing, writing, err := c.take(wants, peer)
+	if err != nil {
+		c.node.tier.Release(c.owner)
+		c.node.metrics.NoRoom.WithLabelValues("consumer").Inc()
+		c.note = err.Error()
+		return false
+	}
+	c.resume, c.wants = resume, wants
+	c.mu.Lock()
+	c.open = len(missing) + len(writing)
+	c.mu.Unlock()
+	c.fetch(peer, missing)
+	if len(writing) > 0 {
+		c.wg.Go(func() { c.awaitOthers(peer, writing) })
+	}
+	return true
+}
+
+func (c *consumer) key(ref plan.Ref) tier.Key {
+	return c.seq.key(ref.Group, c.node.groups[ref.Group].chunkTokens, ref.Chunk)
+}
+
+// plan returns the resume point and the chunks to have there.
+func (c *consumer) plan(ctx context.Context, peer string) (uint64, []plan.Ref, error) {
+	p := c.node.planner()
+	defer c.node.planners.Put(p)
+	own := c.lookupOwn()
+	var pl plan.Plan
+	var err error
+	switch {
+	case peer == "":
+		pl, err = p.Settled(c.ask, own)
+	case c.leg == legPD:
+		pl, err = p.Eager(c.ask, own)
+	default:
+		pl, err = c.probe(ctx, p, peer, own)
+	}
+	if err != nil || pl.Deferred {
+		return 0, nil, errors.Join(err, deferredError(pl))
+	}
+	return pl.ResumeTokens, refs(pl.Demand), nil
+}
+
+func deferredError(pl plan.Plan) error {
+	if pl.Deferred {
+		return errors.New("a rule still waits for lookups after the last round")
+	}
+	return nil
+}
+
+// lookupOwn returns what the own tier says of the prompt's chunks above the local
+// prefix, per group.
+func (c *consumer) lookupOwn() []abi.States {
+	out := make([]abi.States, len(c.node.groups))
+	for g := range out {
+		ct := c.node.groups[g].chunkTokens
+		lo, hi := uint32(c.ask.LocalTokens/ct), uint32(c.ask.PromptTokens/ct)
+		out[g] = abi.NewStates(int(hi))
+		if lo >= hi {
+			continue
+		}
+		keys := make([]tier.Key, 0, hi-lo)
+		for i := lo; i < hi; i++ {
+			keys = append(keys, c.key(plan.Ref{Group: g, Chunk: i}))
+		}
+		found := abi.NewStates(len(keys))
+		c.node.tier.Lookup(keys, found)
+		for i := range keys {
+			out[g].Put(int(lo)+i, found.At(i))
+		}
+	}
+	return out
+}
+
+// probe plans with at most plan.ProbeRounds batched lookups at the peer. A lookup that
+// fails leaves Misses.
+func (c *consumer) probe(ctx context.Context, p *plan.Planner, peer string, own []abi.States) (plan.Plan, error) {
+	known := make([]abi.States, len(own))
+	for g := range own {
+		known[g] = slices.Clone(own[g])
+		n := int(c.ask.PromptTokens / c.node.groups[g].chunkTokens)
+		for i := known[g].First(abi.Absent, 0, n); i < n; i = known[g].First(abi.Absent, i+1, n) {
+			known[g].Put(i, abi.Retry)
+		}
+	}
+	for round := 0; ; round++ {
+		step, err := p.Probe(c.ask, known, round)
+		if err != nil || step.Done {
+			return step.Plan, err
+		}
+		if err := c.lookupPeer(ctx, peer, refs(step.Lookup), known); err != nil {
+			c.note = err.Error()
+			return p.Settled(c.ask, own)
+		}
+	}
+}
+
+// lookupPeer asks for one batch; the session ends it at the lookup deadline. More keys
+// than one message takes go in several, at the same time.
+func (c *consumer) lookupPeer(ctx context.Context, peer string, ask []plan.Ref, known []abi.States) error {
+	n := c.node
+	began := time.Now()
+	pieces := slices.Collect(slices.Chunk(ask, n.keysMax))
+	answers, errs := make([]abi.States, len(pieces)), make([]error, len(pieces))
+	var wg sync.WaitGroup
+	for i, piece := range pieces {
+		keys := make([]session.Key, len(piece))
+		for k, ref := range piece {
+			keys[k] = session.Key(c.key(ref))
+		}
+		wg.Go(func() { answers[i], errs[i] = n.peers.Lookup(ctx, peer, c.name, keys) })
+	}
+	wg.Wait()
+	n.metrics.LookupSeconds.Observe(time.Since(began).Seconds())
+	err := errors.Join(errs...)
+	n.metrics.Waits.WithLabelValues("lookup", lookupOutcome(err)).Inc()
+	if err != nil {
+		return fmt.Errorf("lookup at peer %s: %w", peer, err)
+	}
+	for i, piece := range pieces {
+		for k, ref := range piece {
+			s := answers[i].At(k)
+			if s == abi.Retry {
+				s = abi.Miss
+			}
+			known[ref.Group].Put(int(ref.Chunk), s)
+		}
+	}
+	return nil
+}
+
+func lookupOutcome(err error) string {
+	var le *wire.LookupError
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.As(err, &le):
+		return outcomeOf([]session.Result{{Cause: le.Cause}})
+	case errors.Is(err, context.DeadlineExceeded):
+		return "deadline"
+	case errors.Is(err, context.Canceled):
+		return "aborted"
+	}
+	return "peer"
+}
+
+// take pins the demanded chunks that are here, and takes slots for the others when
+// there is a peer to fetch them from: all of them or none. Chunks that somebody else is
+// writing are returned apart.
+func (c *consumer) take(wants []*want, peer string) (missing, writing []*want, err error) {
+	t := c.node.tier
+	keys := make([]tier.Key, len(wants))
+	for i, w := range wants {
+		keys[i] = w.key
+	}
+	pins, found := t.Pin(c.owner, keys)
+	for i, w := range wants {
+		switch found[i] {
+		case tier.Readable:
+			w.hold, w.ended = pinned(pins[i]), true
+		case tier.Writing:
+			writing = append(writing, w)
+		default:
+			missing = append(missing, w)
+		}
+	}
+	if len(missing) == 0 || peer == "" {
+		return missing, writing, nil
+	}
+	keys = keys[:0]
+	for _, w := range missing {
+		keys = append(keys, w.key)
+	}
+	adm, err := t.Admit(c.owner, keys)
+	if err != nil {
+		return nil, nil, err
+	}
+	absent := missing
+	missing = nil
+	for i, w := range absent {
+		if adm[i].Presence == tier.Admitted {
+			w.slot, w.named = adm[i].Slot, true
+			missing = append(missing, w)
+		} else { // somebody was faster; the wait finds it, readable or not
+			writing = append(writing, w)
+		}
+	}
+	return missing, writing, nil
+}
+
+// fetch demands chunks that have slots from the peer.
+func (c *consumer) fetch(peer string, missing []*want) {
+	if peer == "" {
+		for _, w := range missing {
+			c.lost(w, failure{metrics.CauseEvicted, "it was in the tier when the request was planned, and is gone"})
+		}
+		return
+	}
+	for piece := range slices.Chunk(missing, c.node.keysMax) {
+		c.demand(peer, piece)
+	}
+}
+
+func (c *consumer) demand(peer string, piece []*want) {
+	f := &fetch{c: c, wants: piece, began: time.Now()}
+	req := wire.DemandRequest{
+		DemandRequest: session.DemandRequest{
+			TransferID: c.transfer, RequestID: c.name, Leg: c.leg, Timeout: max(1, time.Until(c.deadline)),
+			Keys: make([]session.Key, len(piece)), Slots: make([]uint32, len(piece)), Epochs: make([]uint64, len(piece)),
+		},
+		Started: func(id session.JobID) { f.start(peer, id) },
+		Done:    func(id session.JobID, results []session.Result) { f.done(peer, id, results) },
+	}
+	for i, w := range piece {
+		req.Keys[i], req.Slots[i], req.Epochs[i] = session.Key(w.key), w.slot.Index, w.slot.Epoch
+	}
+	if _, err := c.node.peers.Demand(c.ctx, peer, req); err != nil {
+		for _, w := range piece {
+			c.lost(w, failure{metrics.CausePeer, err.Error()})
+		}
+	}
+}
+
+// awaitOthers waits for chunks that other requests are writing. What does not become
+// readable in time is fetched for this request alone, when there is a peer.
+func (c *consumer) awaitOthers(peer string, writing []*want) {
+	n := c.node
+	var bytes int64
+	for _, w := range writing {
+		bytes += n.groups[w.ref.Group].chunkBytes
+	}
+	limit := time.Now().Add(n.pendingLimit(bytes))
+	if c.deadline.Before(limit) {
+		limit = c.deadline
+	}
+	ctx, cancel := context.WithDeadline(c.ctx, limit)
+	defer cancel()
+	var late []*want
+	outcome := "ok"
+	for _, w := range writing {
+		ref, err := n.awaitReadable(ctx, c.owner, w.key)
+		switch {
+		case err == nil:
+			c.got(w, pinned(ref), false)
+		case c.ctx.Err() != nil:
+			outcome = "aborted"
+			c.lost(w, c.interrupted())
+		case peer == "" || !time.Now().Before(c.deadline):
+			outcome = "deadline"
+			c.lost(w, failure{metrics.CauseDeadline, err.Error()})
+		default:
+			outcome = "deadline"
+			late = append(late, w)
+		}
+	}
+	n.metrics.Waits.WithLabelValues("pending", outcome).Inc()
+	if len(late) == 0 {
+		return
+	}
+	slots, err := n.tier.Stage(c.owner, len(late))
+	if err != nil {
+		n.metrics.NoRoom.WithLabelValues("consumer").Inc()
+		for _, w := range late {
+			c.lost(w, failure{metrics.CauseNoRoom, err.Error()})
+		}
+		return
+	}
+	for i, w := range late {
+		w.slot = slots[i]
+	}
+	c.fetch(peer, late)
+}
+
+// interrupted says why the request's own context ended.
+func (c *consumer) interrupted() failure {
+	return failure{metrics.CauseAborted, context.Cause(c.ctx).Error()}
+}
+
+// got ends a want whose content is here.
+func (c *consumer) got(w *want, h hold, fromPeer bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.ended {
+		c.node.letGo(h)
+		return
+	}
+	w.ended, w.hold = true, h
+	if fromPeer {
+		c.arrived[w.ref.Group]++
+		c.bytes[w.ref.Group] += uint64(len(h.bytes))
+	}
+	c.open--
+	c.settleLocked()
+}
+
+// lost ends a want that could not be had; its slot is free for others.
+func (c *consumer) lost(w *want, f failure) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.ended {
+		return
+	}
+	w.ended, w.fail = true, f
+	if w.slot != (tier.Slot{}) {
+		_ = c.node.tier.Drop(w.slot) // stale only when the tier is closed
+	}
+	c.missed[w.ref.Group]++
+	c.node.metrics.Unmatched.WithLabelValues(c.node.groups[w.ref.Group].name, c.leg, f.cause).Inc()
+	c.open--
+	c.settleLocked()
+}
+
+// backstopGrace is how long after its deadline a request is ended here when the session
+// has not done so. It never comes to that unless this node is at fault or overloaded.
+const backstopGrace = 5 * time.Second
+
+// giveUp ends every wait that should have ended long ago.
+func (c *consumer) giveUp() {
+	c.mu.Lock()
+	stuck := 0
+	if c.sealed {
+		for _, w := range c.wants {
+			if !w.ended {
+				stuck++
+			}
+		}
+	}
+	c.mu.Unlock()
+	if stuck == 0 {
+		return
+	}
+	c.node.log.Error("waits had no end at the request's deadline; they are ended now", "request", c.name, "peer", c.peer, "chunks", stuck)
+	for _, w := range c.wants {
+		c.lost(w, failure{metrics.CauseDeadline, "no word from the session, long after the request's deadline"})
+	}
+}
+
+func (c *consumer) settleLocked() {
+	if c.sealed && c.open == 0 {
+		select {
+		case <-c.settled:
+		default:
+			close(c.settled)
+		}
+	}
+}
+
+// Store implements engine.Request; the server never calls it for a consumer.
+func (c *consumer) Store(engine.Step) (engine.Job, error) {
+	return nil, status.Error(codes.FailedPrecondition, "only a producer stores")
+}
+
+// Load implements engine.Request. It refuses destinations that leave out a block of a
+// demanded chunk.
+func (c *consumer) Load(runs []*enginepb.BlockRun) (engine.Job, error) {
+	tables := make([]map[uint32]uint32, len(c.node.groups))
+	for _, run := range runs {
+		g := c.node.group(run.Group)
+		if tables[g] == nil {
+			tables[g] = map[uint32]uint32{}
+		}
+		for i, id := range run.Ids {
+			tables[g][run.FirstBlock+uint32(i)] = id
+		}
+	}
+	frags := make(map[plan.Ref][]gpu.Fragment, len(c.wants))
+	for _, w := range c.wants {
+		g := &c.node.groups[w.ref.Group]
+		first := w.ref.Chunk * uint32(g.chunkBlocks)
+		for b := first; b < first+uint32(g.chunkBlocks); b++ {
+			id, ok := tables[w.ref.Group][b]
+			if !ok {
+				return nil, status.Errorf(codes.InvalidArgument, "group %q: chunk %d is demanded, but its logical block %d has no destination; name all of its blocks, %d to %d",
+					g.name, w.ref.Chunk, b, first, first+uint32(g.chunkBlocks)-1)
+			}
+			frags[w.ref] = append(frags[w.ref], gpu.Fragment{Offset: int64(id) * g.blockBytes, Length: g.blockBytes})
+		}
+	}
+	return func() *enginepb.Event { return c.load(frags) }, nil
+}
+
+// load waits until every demanded chunk has ended, plans over what is there, and
+// brings it into the engine's blocks.
+func (c *consumer) load(frags map[plan.Ref][]gpu.Fragment) *enginepb.Event {
+	<-c.settled // every wait of this request has a deadline, and ends with its context
+	began := time.Now()
+	resume, loaded, err := c.copyOut(frags)
+	c.node.metrics.LoadSeconds.Add(time.Since(began).Seconds())
+	ev := &enginepb.Event{Ok: err == nil && resume == c.resume, ResumeTokens: resume}
+	for _, ref := range loaded {
+		ev.Loaded = c.node.addChunk(ev.Loaded, ref)
+	}
+	c.mu.Lock()
+	for _, w := range c.wants {
+		if w.hold.zero() {
+			ev.Failures = append(ev.Failures, c.node.failure(w.ref, w.fail))
+		}
+	}
+	c.mu.Unlock()
+	if !ev.Ok {
+		ev.Error = c.explain(resume, ev.Failures, err)
+	}
+	c.mu.Lock()
+	c.loaded, c.final = true, resume
+	c.mu.Unlock()
+	return ev
+}
+
+func (c *consumer) explain(resume uint64, failures []*enginepb.Failure, err error) string {
+	text := fmt.Sprintf("goes on from token %d instead of %d", resume, c.resume)
+	if err != nil {
+		text += ": " + err.Error()
+	}
+	if len(failures) > 0 {
+		f := failures[0]
+		text += fmt.Sprintf(": %d of %d chunks missing, the first: group %s chunk %d: %s: %s", len(failures), len(c.wants), f.Group, f.Chunk, f.Cause, f.Detail)
+	}
+	return text
+}
+
+// copyOut plans over what is there until every chunk of the plan has been verified and
+// copied. A chunk that proves wrong is no longer there, and the plan is made again.
+func (c *consumer) copyOut(frags map[plan.Ref][]gpu.Fragment) (uint64, []plan.Ref, error) {
+	here := map[plan.Ref]*want{}
+	known := make([]abi.States, len(c.node.groups))
+	for g := range known {
+		known[g] = abi.NewStates(int(c.ask.PromptTokens / c.node.groups[g].chunkTokens))
+	}
+	c.mu.Lock()
+	for _, w := range c.wants {
+		if !w.hold.zero() {
+			here[w.ref] = w
+			known[w.ref.Group].Put(int(w.ref.Chunk), abi.Hit)
+		}
+	}
+	c.mu.Unlock()
+	copied := map[plan.Ref]bool{}
+	for {
+		resume, demand, err := c.settle(known)
+		if err != nil {
+			return c.ask.LocalTokens, nil, err
+		}
+		again := false
+		for _, ref := range demand {
+			if copied[ref] {
+				continue
+			}
+			w := here[ref]
+			if err := c.copyChunk(w, frags[ref]); err != nil {
+				c.spoiled(w, err)
+				known[ref.Group].Put(int(ref.Chunk), abi.Miss)
+				again = true
+				break
+			}
+			copied[ref] = true
+		}
+		if !again {
+			return resume, demand, nil
+		}
+	}
+}
+
+// settle plans over a finished table, never above what was planned first: the engine
+// has made room for that much.
+func (c *consumer) settle(known []abi.States) (uint64, []plan.Ref, error) {
+	p := c.node.planner()
+	defer c.node.planners.Put(p)
+	pl, err := p.Settled(c.ask, known)
+	if err != nil {
+		return 0, nil, err
+	}
+	if pl.ResumeTokens > c.resume {
+		return 0, nil, fmt.Errorf("the plan over what arrived resumes at %d, above the planned %d", pl.ResumeTokens, c.resume)
+	}
+	return pl.ResumeTokens, refs(pl.Demand), nil
+}
+
+func (c *consumer) copyChunk(w *want, frags []gpu.Fragment) error {
+	if w == nil {
+		return errors.New("planned, but not here")
+	}
+	if err := w.hold.verify(); err != nil {
+		return err
+	}
+	if err := c.node.device.Scatter(c.ctx, c.engine.regions[w.ref.Group], frags, w.hold.bytes); err != nil {
+		return err
+	}
+	c.node.metrics.LoadBytes.WithLabelValues(c.node.groups[w.ref.Group].name).Add(float64(len(w.hold.bytes)))
+	return nil
+}
+
+// spoiled gives up a chunk that was here.
+func (c *consumer) spoiled(w *want, err error) {
+	if w == nil {
+		return
+	}
+	f := failure{metrics.CauseStore, err.Error()}
+	var mismatch *tier.ErrChecksum
+	switch {
+	case errors.As(err, &mismatch):
+		f.cause = metrics.CauseChecksum
+		c.node.log.Error("a chunk in the slab is not what was stored; it is dropped", "key", w.key, "error", err)
+		c.node.distrust(w.hold)
+	case c.ctx.Err() != nil:
+		f = c.interrupted()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.node.letGo(w.hold)
+	w.hold, w.fail = hold{}, f
+	c.missed[w.ref.Group]++
+	c.node.metrics.Unmatched.WithLabelValues(c.node.groups[w.ref.Group].name, c.leg, f.cause).Inc()
+}
+
+// account counts where the prompt's tokens came from, and says what the request came to.
+// c.mu is held.
+func (c *consumer) account() (result string) {
+	resume := c.ask.LocalTokens // an engine that never loads computes the rest
+	if c.loaded {
+		resume = c.final
+	}
+	source := "host"
+	for _, n := range c.arrived {
+		if n > 0 {
+			source = "p2p"
+		}
+	}
+	m := c.node.metrics
+	m.Hits.Add(float64(resume - c.ask.LocalTokens))
+	m.TokensBySource.WithLabelValues("device").Add(float64(c.ask.LocalTokens))
+	m.TokensBySource.WithLabelValues(source).Add(float64(resume - c.ask.LocalTokens))
+	m.TokensBySource.WithLabelValues("compute").Add(float64(c.ask.PromptTokens - resume))
+	switch {
+	case resume == c.ask.LocalTokens:
+		return "miss"
+	case resume < c.resume:
+		return "partial"
+	}
+	return "hit"
+}
+
+// Interrupt implements engine.Request.
+func (c *consumer) Interrupt(cause string) { c.cancel(errors.New(cause)) }
+
+// Finish implements engine.Request: what is still on its way is aborted, and everything
+// is let go.
+func (c *consumer) Finish(f engine.Finish) *enginepb.FinishReply {
+	cause := f.Cause
+	if cause == "" {
+		cause = "the consumer's engine finished the request"
+	}
+	c.cancel(errors.New(cause))
+	<-c.settled // every wait of this request ends with its context
+	c.backstop.Stop()
+	c.wg.Wait()
+	reply := &enginepb.FinishReply{}
+	c.mu.Lock()
+	result := c.account()
+	for g := range c.node.groups {
+		reply.Groups = append(reply.Groups, &enginepb.GroupCount{
+			Group: c.node.groups[g].name, Transferred: c.arrived[g], Unmatched: c.missed[g], Bytes: c.bytes[g],
+		})
+	}
+	for _, w := range c.wants {
+		reply.Groups[w.ref.Group].Demanded++
+		c.node.letGo(w.hold)
+		w.hold = hold{}
+	}
+	c.mu.Unlock()
+	if pins, writes := c.node.tier.Release(c.owner); pins+writes > 0 {
+		c.node.log.Error("a consumer's end left slots behind; they are released", "request", c.name, "pins", pins, "writes", writes)
+	}
+	if f.Abort {
+		result = "aborted"
+	}
+	c.node.metrics.Requests.WithLabelValues("consumer", c.leg, result).Inc()
+	return reply
+}

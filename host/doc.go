@@ -1,0 +1,39 @@
+// Package host is the node daemon: it owns memory, transfers and the sessions with
+// peers, and runs the flows that bring a producer's chunks to a consumer.
+//
+// # The story
+//
+// Start registers the deployment (no rule serves before its verdict is "accepted"),
+// makes the slab, opens the ports, and last the engine socket: an engine that can
+// connect finds everything ready.
+//
+// A producer's engine begins a request. The node pins what its tier holds of the
+// prompt already, and a plan.Machine says which GPU prefix may be reused and, step by
+// step, which blocks to copy into slots. A chunk that is whole gets its checksum and
+// becomes readable; when it belongs to the supply, it is offered to the transfer, where
+// it waits, pinned, for its consumer. The end of the request is the last word.
+//
+// A consumer's engine begins the same request on another node. The node plans what to
+// fetch: in leg pd from what the producer of the same prompt must supply, in leg probe
+// from two lookups at most. Its own tier's chunks are pinned, slots for the others are
+// taken, all or none, and one demand goes to the peer with their numbers and epochs.
+// The producer pushes each chunk over the data connections straight into its slot; it
+// becomes readable when its checksum is right. The load waits until every demanded
+// chunk has ended, plans once more over what is there, compares each chunk's checksum
+// again, and copies the chunks into the engine's blocks.
+//
+// # Faults
+//
+// Whatever goes wrong ends as a lower resume point with the chunks named that could
+// not be had, and why; the engine computes the rest itself. Every wait has a deadline
+// and one end. Wrong bytes are dropped where they are noticed: on the producer before
+// they are sent, on the wire before they are readable, on the consumer before they
+// leave for the engine.
+//
+// # Who holds what
+//
+// Every pin has an owner: "request" a consumer, "produce" a producer and the supply
+// that it has offered, "peer" a peer's demand in leg probe. A chunk that another
+// request is just writing is not waited for on the producer's side: it is kept a
+// second time, in a slot without a key, until somebody is done with it.
+package host

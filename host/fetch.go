@@ -1,0 +1,227 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
+	"github.com/tierd/tierd/host/tier"
+	"github.com/tierd/tierd/host/transfer"
+)
+
+// A link is what this node knows of a peer.
+type link struct {
+	reason string // of the last change of state
+
+	// The data connections of the current session.
+	session int // counts PeerUp: what an older one dialed is of no use
+	address string
+	token   transfer.Token
+	client  *transfer.Client
+}
+
+// PeerUp implements wire.Host: the data connections are dialed, unless those of the
+// session before still do.
+func (s sessions) PeerUp(peer string, h *sessionpb.Hello, restarted, _ bool) {
+	n := s.node
+	n.data.Register(n.dataToken(peer))
+	n.mu.Lock()
+	l := n.link(peer)
+	var token transfer.Token
+	copy(token[:], h.DataToken)
+	if l.client != nil && !restarted && l.address == h.DataAddress && l.token == token {
+		select {
+		case <-l.client.Done():
+		default:
+			n.mu.Unlock()
+			return
+		}
+	}
+	l.session++
+	old, number := l.client, l.session
+	l.client, l.address, l.token = nil, h.DataAddress, token
+	closing := n.closing
+	n.mu.Unlock()
+	if closing {
+		return
+	}
+	n.wg.Go(func() {
+		if old != nil {
+			old.Close()
+		}
+		n.connectData(peer, h.DataAddress, token, number)
+	})
+}
+
+// PeerState implements wire.Host.
+func (s sessions) PeerState(peer string, _, to session.PeerState, reason string) {
+	n := s.node
+	n.mu.Lock()
+	l := n.link(peer)
+	l.reason = reason
+	gone := to == session.Dead && !n.configured[peer]
+	var client *transfer.Client
+	if gone {
+		client = l.client
+		l.session++
+		delete(n.links, peer)
+	}
+	n.mu.Unlock()
+	if !gone {
+		return
+	}
+	n.forgetToken(peer)
+	if client != nil {
+		n.wg.Go(func() { client.Close() })
+	}
+}
+
+// link returns a peer's entry; n.mu is held.
+func (n *Node) link(peer string) *link {
+	l := n.links[peer]
+	if l == nil {
+		l = &link{}
+		n.links[peer] = l
+	}
+	return l
+}
+
+// connectData dials until it succeeds or the session is another one.
+func (n *Node) connectData(peer, address string, token transfer.Token, number int) {
+	for {
+		ctx, cancel := context.WithTimeout(n.life, n.waits.connect)
+		c, err := transfer.Dial(ctx, address, token, transfer.DefaultLanes, &sink{node: n, peer: peer}, n.dataOptions)
+		cancel()
+		n.mu.Lock()
+		l := n.links[peer]
+		current := l != nil && l.session == number && !n.closing
+		if current && err == nil {
+			l.client = c
+		}
+		n.mu.Unlock()
+		switch {
+		case err == nil && !current:
+			c.Close()
+			return
+		case err == nil:
+			n.watchData(peer, c, number)
+			return
+		case !current:
+			return
+		}
+		n.log.Warn("no data connection to peer, retrying", "peer", peer, "address", address, "error", err)
+		select {
+		case <-n.life.Done():
+			return
+		case <-time.After(dataRetry):
+		}
+	}
+}
+
+// dataRetry is the pause between two tries to get any data connection.
+const dataRetry = 500 * time.Millisecond
+
+// watchData tells the session when a client has ended by itself.
+func (n *Node) watchData(peer string, c *transfer.Client, number int) {
+	<-c.Done()
+	n.mu.Lock()
+	l := n.links[peer]
+	current := l != nil && l.session == number && !n.closing
+	n.mu.Unlock()
+	if current {
+		n.peers.DataLost(peer, fmt.Sprintf("data connections ended: %v", c.Err()))
+	}
+}
+
+// A sink takes the frames of one peer.
+type sink struct {
+	node *Node
+	peer string
+}
+
+// errUnwanted makes the receiver drop a frame.
+var errUnwanted = errors.New("nobody waits for this frame")
+
+// Begin implements transfer.Sink. The bytes go straight into the slot, which stays
+// unreadable until they are verified.
+func (s *sink) Begin(h transfer.Header) ([]byte, func(error), error) {
+	n := s.node
+	n.peers.DataActivity(s.peer)
+	n.mu.Lock()
+	f := n.fetches[peerJob{s.peer, session.JobID(h.Job)}]
+	n.mu.Unlock()
+	if f == nil || int64(h.Seq) >= int64(len(f.wants)) {
+		return nil, nil, errUnwanted
+	}
+	w := f.wants[h.Seq]
+	size := n.groups[w.ref.Group].chunkBytes
+	slot := tier.Slot{Index: h.Slot, Epoch: h.Epoch}
+	if w.slot != slot || int64(h.Length) != size {
+		return nil, nil, errUnwanted
+	}
+	dst, end, err := n.tier.Grab(slot)
+	if err != nil {
+		return nil, nil, err
+	}
+	return dst[:size:size], func(err error) {
+		n.peers.DataActivity(s.peer)
+		f.arrived(s.peer, session.JobID(h.Job), int(h.Seq), h.Sum, errors.Join(err, end()))
+	}, nil
+}
+
+// A fetch is one demand of a consumer.
+type fetch struct {
+	c     *consumer
+	wants []*want // in the order of the demand
+	began time.Time
+}
+
+// arrived takes up one chunk. The session hears of it after it is readable.
+func (f *fetch) arrived(peer string, id session.JobID, i int, sum uint32, err error) {
+	n := f.c.node
+	w := f.wants[i]
+	size := n.groups[w.ref.Group].chunkBytes
+	if err == nil {
+		var h hold
+		if h, err = n.publish(f.c.owner, w.slot, w.named, w.key, sum, size); err == nil {
+			n.metrics.PeerReadBytes.Add(float64(size))
+			n.metrics.Transferred.WithLabelValues(n.groups[w.ref.Group].name, f.c.leg).Inc()
+			f.c.got(w, h, true)
+			n.peers.Arrived(peer, id, i, session.Transferred, "")
+			return
+		}
+	}
+	var mismatch *transfer.ErrChecksum
+	if errors.As(err, &mismatch) {
+		n.metrics.Checksum.WithLabelValues("wire").Inc()
+		n.log.Error("a chunk arrived with other bytes than were sent", "peer", peer, "key", w.key, "error", err)
+		n.peers.Arrived(peer, id, i, session.Checksum, err.Error())
+		return
+	}
+	n.peers.Arrived(peer, id, i, session.NoData, err.Error())
+}
+
+// start registers the fetch before its first byte can come.
+func (f *fetch) start(peer string, id session.JobID) {
+	n := f.c.node
+	n.mu.Lock()
+	n.fetches[peerJob{peer, id}] = f
+	n.mu.Unlock()
+}
+
+// done ends the fetch: what has not arrived has a cause now, and its slot is free for
+// others at once; late bytes meet another epoch.
+func (f *fetch) done(peer string, id session.JobID, results []session.Result) {
+	n := f.c.node
+	n.mu.Lock()
+	delete(n.fetches, peerJob{peer, id})
+	n.mu.Unlock()
+	n.metrics.Waits.WithLabelValues("transfer", outcomeOf(results)).Inc()
+	n.metrics.TransferSeconds.Observe(time.Since(f.began).Seconds())
+	for i, r := range results {
+		f.c.lost(f.wants[i], failureOf(r))
+	}
+}

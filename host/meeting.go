@@ -1,0 +1,189 @@
+package host
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/tierd/tierd/host/join"
+	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/tier"
+)
+
+// A meeting runs the join of this node's producers: it brings the time in, carries the
+// effects out, and keeps the hold of each key that the join has.
+type meeting struct {
+	node  *Node
+	start time.Time // the clock of session.Job.Deadline
+
+	mu    sync.Mutex
+	join  *join.Join
+	holds map[string]map[tier.Key][]hold // by transfer; twice when supplied twice
+	timer *time.Timer
+	over  bool
+}
+
+func newMeeting(n *Node, start time.Time, l join.Limits) *meeting {
+	bytes := make([]uint64, len(n.groups))
+	for i := range n.groups {
+		bytes[i] = uint64(n.groups[i].chunkBytes)
+	}
+	m := &meeting{node: n, start: start, join: join.New(join.Config{Limits: l, ChunkBytes: bytes}), holds: map[string]map[tier.Key][]hold{}}
+	m.timer = time.AfterFunc(time.Hour, func() { m.do(func(now time.Duration) { m.join.Tick(now) }) })
+	return m
+}
+
+// do runs one command and carries out what follows from it.
+func (m *meeting) do(command func(now time.Duration)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		return
+	}
+	now := time.Since(m.start)
+	command(now)
+	for effects := m.join.Take(); len(effects) > 0; effects = m.join.Take() {
+		for _, e := range effects {
+			m.carry(e)
+		}
+	}
+	if at, ok := m.join.Wake(); ok {
+		m.timer.Reset(max(0, at-now))
+	}
+}
+
+func (m *meeting) carry(e join.Effect) {
+	switch e := e.(type) {
+	case join.Answer:
+		m.node.peers.Answer(e.Peer, e.Job, e.Answer)
+	case join.Free:
+		m.free(e.Transfer, tier.Key(e.Key))
+		if e.Why == join.Aged || e.Why == join.NoRoom {
+			m.node.log.Debug("parked supply let go", "transfer", e.Transfer, "key", tier.Key(e.Key), "why", e.Why)
+		}
+	case join.Finished:
+		m.logFinished(&e)
+	}
+}
+
+// logFinished says what did not meet. A transfer in which everything met is no news.
+func (m *meeting) logFinished(e *join.Finished) {
+	level := slog.LevelDebug
+	var demanded, supplied, transferred, unmatched int
+	for _, g := range e.Groups {
+		demanded, supplied = demanded+len(g.Demanded), supplied+len(g.Supplied)
+		transferred, unmatched = transferred+len(g.Transferred), unmatched+len(g.Unmatched)
+	}
+	if unmatched > 0 {
+		level = slog.LevelInfo
+	}
+	m.node.log.Log(m.node.life, level, "transfer finished", "transfer", e.Transfer, "leg", e.Leg,
+		"demanded", demanded, "supplied", supplied, "transferred", transferred, "unmatched", unmatched)
+}
+
+func (m *meeting) free(transfer string, key tier.Key) {
+	stack := m.holds[transfer][key]
+	if len(stack) == 0 {
+		return
+	}
+	m.node.letGo(stack[len(stack)-1])
+	if len(stack) > 1 {
+		m.holds[transfer][key] = stack[:len(stack)-1]
+		return
+	}
+	delete(m.holds[transfer], key)
+	if len(m.holds[transfer]) == 0 {
+		delete(m.holds, transfer)
+	}
+}
+
+func (m *meeting) begin(transfer, leg string) error {
+	err := errors.New("the node is closing")
+	m.do(func(now time.Duration) { err = m.join.Begin(now, transfer, leg) })
+	return err
+}
+
+// supply hands holds to the join.
+func (m *meeting) supply(transfer string, offers []offer) {
+	if len(offers) == 0 {
+		return
+	}
+	taken := false
+	m.do(func(now time.Duration) {
+		taken = true
+		keys := make([]session.Key, len(offers))
+		if m.holds[transfer] == nil {
+			m.holds[transfer] = map[tier.Key][]hold{}
+		}
+		for i, o := range offers {
+			keys[i] = session.Key(o.key)
+			m.holds[transfer][o.key] = append(m.holds[transfer][o.key], o.hold)
+		}
+		if err := m.join.Supply(now, transfer, keys); err != nil {
+			m.node.log.Warn("supply came too late", "transfer", transfer, "error", err)
+		}
+	})
+	if !taken {
+		for _, o := range offers {
+			m.node.letGo(o.hold)
+		}
+	}
+}
+
+func (m *meeting) refuse(transfer string, refusals []join.Refusal) {
+	if len(refusals) > 0 {
+		m.do(func(now time.Duration) { _ = m.join.Refuse(now, transfer, refusals) }) // ended: it has its word
+	}
+}
+
+func (m *meeting) lastWord(transfer string) {
+	m.do(func(now time.Duration) { _ = m.join.LastWord(now, transfer) })
+}
+
+func (m *meeting) report(transfer string) (r []join.GroupReport) {
+	m.do(func(time.Duration) { r = m.join.Report(transfer) })
+	return r
+}
+
+func (m *meeting) demand(peer string, j session.Job) {
+	m.do(func(now time.Duration) { m.join.Demand(now, peer, j) })
+}
+
+func (m *meeting) jobEnded(peer string, id session.JobID, results []session.Result) {
+	m.do(func(now time.Duration) { m.join.JobEnded(now, peer, id, results) })
+}
+
+// hold returns what a key of a transfer is held by, while a job has it bound.
+func (m *meeting) hold(transfer string, key tier.Key) (hold, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	stack := m.holds[transfer][key]
+	if len(stack) == 0 {
+		return hold{}, false
+	}
+	return stack[0], true
+}
+
+// status is for metrics.
+func (m *meeting) status() (s join.Status) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.join.Status()
+}
+
+// close lets everything go. Nothing is pushed any more.
+func (m *meeting) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.over = true
+	m.timer.Stop()
+	for _, keys := range m.holds {
+		for _, stack := range keys {
+			for _, h := range stack {
+				m.node.letGo(h)
+			}
+		}
+	}
+	m.holds = nil
+}

@@ -1,0 +1,210 @@
+// Package metrics holds the daemon's counters for Prometheus.
+//
+// # Zeros from the start
+//
+// A counter that appears only after its first event cannot be told from a misspelt
+// label. Every label value that can occur is known when the daemon starts (groups and
+// legs from the deployment, causes and outcomes from the lists below), so every
+// series is there, with 0, at the first scrape.
+//
+// # Names
+//
+// Operators know vLLM's names. Where a quantity is the same, the name is vLLM's with
+// tierd_ in place of vllm: and, where it helps, more labels:
+//
+//	vllm:prompt_tokens_by_source_total{source}           tierd_prompt_tokens_by_source_total
+//	vllm:external_prefix_cache_queries_total, _hits_     tierd_external_prefix_cache_queries_total, _hits_
+//	vllm:kv_offload_store_bytes_total                    tierd_kv_offload_store_bytes_total{group}
+//	vllm:kv_offload_load_bytes_total                     tierd_kv_offload_load_bytes_total{group}
+//	vllm:kv_offload_load_time_total                      tierd_kv_offload_load_time_total (seconds)
+//	vllm:kv_offload_tiering_read_bytes_total{tier}       tierd_kv_offload_tiering_read_bytes_total{tier="1:peer"}
+//	vllm:kv_offload_tiering_write_bytes_total{tier}      tierd_kv_offload_tiering_write_bytes_total{tier="1:peer"}
+//	(proposed) kv_offload_tiering_checksum_failures      tierd_kv_offload_tiering_checksum_failures_total{place}
+//	vllm:kv_offload_lookup_delay_seconds                 tierd_kv_offload_lookup_delay_seconds
+//	vllm:kv_offload_allocation_failure_total             tierd_kv_offload_allocation_failure_total{role}
+//
+// What nobody else has is the join of supply and demand, in chunks:
+//
+//	tierd_demanded_chunks_total{group,leg}       what consumers of this node's engines planned to have
+//	tierd_supplied_chunks_total{group,leg}       what producers of this node's engines offered
+//	tierd_transferred_chunks_total{group,leg}    what arrived from peers, verified and readable
+//	tierd_unmatched_chunks_total{group,leg,cause} demand that ended without its bytes, by cause
+//
+// On a consumer, once its requests have ended, every demanded chunk was in its own tier,
+// or transferred, or unmatched; one that was here and proved wrong when it was read
+// again is unmatched as well, with cause checksum.
+//
+// # Gauges
+//
+// "Used" was once read as "pinned", so there are two names: tierd_tier_slots{state}
+// says what is in the slots, tierd_tier_pins{owner,kind} who keeps them from being
+// reused, with the age of the oldest in tierd_tier_oldest_pin_seconds{owner,kind}.
+package metrics
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Causes of unmatched chunks and of failures in events.
+const (
+	// CauseUnmatched: the producer refused the key or its last word did not name it.
+	CauseUnmatched = "unmatched"
+	// CauseChecksum: the bytes are not those that were stored.
+	CauseChecksum = "checksum"
+	// CausePeer: the peer is silent, gone, not there, or could not send.
+	CausePeer = "peer"
+	// CauseDeadline: a wait was over.
+	CauseDeadline = "deadline"
+	// CauseAborted: this side gave up.
+	CauseAborted = "aborted"
+	// CauseNoRoom: no slot, here or there.
+	CauseNoRoom = "no-room"
+	// CauseEvicted: it was there, and was dropped before it was read.
+	CauseEvicted = "evicted"
+	// CauseRefused: the peer or this node does not serve the job: leg, layout, bounds.
+	CauseRefused = "refused"
+	// CauseStore: copying it out of or into engine memory failed.
+	CauseStore = "store"
+)
+
+// Causes returns all of them.
+func Causes() []string {
+	return []string{CauseUnmatched, CauseChecksum, CausePeer, CauseDeadline, CauseAborted, CauseNoRoom, CauseEvicted, CauseRefused, CauseStore}
+}
+
+// Label values that are not causes.
+var (
+	// Sources of prompt tokens.
+	sources = []string{"device", "host", "p2p", "compute"}
+	// places of checksum failures.
+	places = []string{"slab", "wire"}
+	roles  = []string{"producer", "consumer"}
+	// waits that end with an outcome.
+	waits    = []string{"lookup", "transfer", "pending"}
+	outcomes = []string{"ok", "deadline", "peer", "aborted", "refused"}
+	// results of requests. hit: went on from the planned point; partial: from a lower
+	// one above the local prefix; miss: nothing usable; ok: a producer's regular end.
+	results    = []string{"ok", "hit", "partial", "miss", "aborted", "failed"}
+	slotStates = []string{"free", "writing", "readable", "detached", "fenced"}
+)
+
+// tierPeer is the tier label of bytes that cross the network, as order:type.
+const tierPeer = "1:peer"
+
+// Metrics are the counters of one node. The methods may be called from any goroutine.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	Demanded, Supplied, Transferred *prometheus.CounterVec // group, leg
+	Unmatched                       *prometheus.CounterVec // group, leg, cause
+	StoreBytes, LoadBytes           *prometheus.CounterVec // group
+	LoadSeconds                     prometheus.Counter
+	PeerReadBytes, PeerWriteBytes   prometheus.Counter
+	Checksum                        *prometheus.CounterVec // place
+	NoRoom                          *prometheus.CounterVec // role
+	Waits                           *prometheus.CounterVec // wait, outcome
+	LookupSeconds                   prometheus.Histogram
+	TransferSeconds                 prometheus.Histogram
+	Requests                        *prometheus.CounterVec // role, leg, result
+	TokensBySource                  *prometheus.CounterVec // source
+	Queries, Hits                   prometheus.Counter
+}
+
+// New returns metrics with every series at 0.
+func New(groups, legs []string) *Metrics {
+	m := &Metrics{registry: prometheus.NewRegistry()}
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.Demanded = m.counters("demanded_chunks_total", "Chunks that consumers planned to have.", "group", "leg")
+	m.Supplied = m.counters("supplied_chunks_total", "Chunks that producers offered.", "group", "leg")
+	m.Transferred = m.counters("transferred_chunks_total", "Chunks that arrived from peers, verified.", "group", "leg")
+	m.Unmatched = m.counters("unmatched_chunks_total", "Demanded chunks that ended without their bytes, by cause.", "group", "leg", "cause")
+	m.StoreBytes = m.counters("kv_offload_store_bytes_total", "Bytes copied from engine memory into the tier.", "group")
+	m.LoadBytes = m.counters("kv_offload_load_bytes_total", "Bytes copied from the tier into engine memory.", "group")
+	m.LoadSeconds = m.counter("kv_offload_load_time_total", "Seconds spent copying into engine memory.")
+	tier := m.counters("kv_offload_tiering_read_bytes_total", "Bytes that came from a tier below, verified.", "tier")
+	m.PeerReadBytes = tier.WithLabelValues(tierPeer)
+	tier = m.counters("kv_offload_tiering_write_bytes_total", "Bytes handed to a tier below.", "tier")
+	m.PeerWriteBytes = tier.WithLabelValues(tierPeer)
+	m.Checksum = m.counters("kv_offload_tiering_checksum_failures_total", "Chunks whose bytes were not those that were stored, by place.", "place")
+	m.NoRoom = m.counters("kv_offload_allocation_failure_total", "Requests or chunks that got no slot.", "role")
+	m.Waits = m.counters("waits_total", "Waits by their end.", "wait", "outcome")
+	m.LookupSeconds = m.histogram("kv_offload_lookup_delay_seconds", "Batched lookups at a peer.")
+	m.TransferSeconds = m.histogram("transfer_seconds", "From a demand to the end of its last key.")
+	m.Requests = m.counters("requests_total", "Requests by their end.", "role", "leg", "result")
+	m.TokensBySource = m.counters("prompt_tokens_by_source_total", "Prompt tokens of consumers by where their KV came from.", "source")
+	m.Queries = m.counter("external_prefix_cache_queries_total", "Prompt tokens that consumers asked the tier for.")
+	m.Hits = m.counter("external_prefix_cache_hits_total", "Prompt tokens that consumers got from the tier.")
+	m.zeros(groups, legs)
+	return m
+}
+
+func (m *Metrics) counters(name, help string, labels ...string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "tierd", Name: name, Help: help}, labels)
+	m.registry.MustRegister(c)
+	return c
+}
+
+func (m *Metrics) counter(name, help string) prometheus.Counter {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: "tierd", Name: name, Help: help})
+	m.registry.MustRegister(c)
+	return c
+}
+
+// histogram covers 1 ms to 30 s, the request deadline.
+func (m *Metrics) histogram(name, help string) prometheus.Histogram {
+	h := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Namespace: "tierd", Name: name, Help: help,
+		Buckets: []float64{.001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 2, 5, 10, 30},
+	})
+	m.registry.MustRegister(h)
+	return h
+}
+
+func (m *Metrics) zeros(groups, legs []string) {
+	for _, g := range groups {
+		m.StoreBytes.WithLabelValues(g)
+		m.LoadBytes.WithLabelValues(g)
+		for _, l := range legs {
+			m.Demanded.WithLabelValues(g, l)
+			m.Supplied.WithLabelValues(g, l)
+			m.Transferred.WithLabelValues(g, l)
+			for _, c := range Causes() {
+				m.Unmatched.WithLabelValues(g, l, c)
+			}
+		}
+	}
+	for _, p := range places {
+		m.Checksum.WithLabelValues(p)
+	}
+	for _, s := range sources {
+		m.TokensBySource.WithLabelValues(s)
+	}
+	for _, w := range waits {
+		for _, o := range outcomes {
+			m.Waits.WithLabelValues(w, o)
+		}
+	}
+	for _, r := range roles {
+		m.NoRoom.WithLabelValues(r)
+		for _, l := range legs {
+			for _, res := range results {
+				m.Requests.WithLabelValues(r, l, res)
+			}
+		}
+	}
+}
+
+// Register adds a collector, such as one that reads a snapshot at each scrape.
+func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
+
+// Registry is for tests, which read values from it.
+func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
+
+// Handler serves the metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}

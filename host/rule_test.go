@@ -1,0 +1,133 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/host/engine/enginepb"
+	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/deploy"
+	"github.com/tierd/tierd/specs"
+	"github.com/tierd/tierd/specs/policy"
+)
+
+// failing is a shipped rule that fails on command, as a module that traps does.
+type failing struct {
+	abi.Spec
+	scan, reach *atomic.Bool
+}
+
+type failingRule struct {
+	abi.SpecRule
+	f failing
+}
+
+var errTrap = errors.New("the module trapped")
+
+func (f failing) Open(params []uint64) (abi.Rule, error) {
+	r, err := f.Spec.Open(params)
+	if err != nil {
+		return nil, err
+	}
+	return failingRule{r.(abi.SpecRule), f}, nil
+}
+
+func (r failingRule) Scan(x abi.Round, states abi.States, demand abi.Bitmap) (abi.Span, error) {
+	if r.f.scan.Load() {
+		return abi.Span{}, errTrap
+	}
+	return r.SpecRule.Scan(x, states, demand)
+}
+
+func (r failingRule) Reach(x abi.Round, out abi.Bitmap) error {
+	if r.f.reach.Load() {
+		return errTrap
+	}
+	return r.SpecRule.Reach(x, out)
+}
+
+// startFailing starts a node whose group full fails on command.
+func startFailing(t *testing.T, id string, options ...nodeOption) (n *Node, scan, reach *atomic.Bool) {
+	t.Helper()
+	scan, reach = new(atomic.Bool), new(atomic.Bool)
+	return startJudged(t, id, func(ctx context.Context, d *deploy.Deployment) (*registry.Entry, func() error, error) {
+		e, err := registry.Open(ctx, d, func(_ context.Context, _, ref string) (registry.Opened, error) {
+			o := registry.Opened{Digest: "sha256:native", Source: "native"}
+			switch ref {
+			case "full":
+				o.Spec = failing{specs.Full(), scan, reach}
+			case "window":
+				o.Spec = specs.Window()
+			default:
+				o.Spec = policy.RequestLevel()
+			}
+			return o, nil
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		e.Verdict = &registry.Verdict{Verdict: registry.Accepted}
+		return e, func() error { return nil }, nil
+	}, options...), scan, reach
+}
+
+// TestARuleFailsAtRunTime: a rule that passed its check and fails later costs the
+// request its plan, never the request; and the node serves on when it works again.
+func TestARuleFailsAtRunTime(t *testing.T) {
+	producer, producerScan, producerReach := startFailing(t, "producer")
+	consumer, consumerScan, _ := startFailing(t, "consumer", withPeer("producer", producer.Addresses().Peer))
+	ready(t, consumer, "producer")
+	p, c := attach(t, producer), attach(t, consumer)
+	x := text{"a", 300}
+	p.produce("a", x, enginepb.Leg_PD)
+
+	consumerScan.Store(true)
+	for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_PROBE} {
+		r := c.beginConsumer("a", x, leg)
+		require.Contains(t, r.reply.Note, "no plan: scan of full")
+		require.Zero(t, r.reply.ResumeTokens)
+		require.True(t, r.load().Ok)
+		r.finish()
+	}
+	consumerScan.Store(false)
+
+	r := c.beginConsumer("b", x, enginepb.Leg_PROBE) // planned, and then the rule fails
+	consumerScan.Store(true)
+	ev := r.load()
+	require.False(t, ev.Ok)
+	require.Zero(t, ev.ResumeTokens)
+	require.Contains(t, ev.Error, errTrap.Error())
+	r.finish()
+	consumerScan.Store(false)
+	clean(t, producer, consumer)
+
+	producerScan.Store(true)
+	_, err := p.c.Begin(ctxFor(t), p.request("c", x, enginepb.Role_PRODUCER, enginepb.Leg_PD))
+	require.Equal(t, codes.Internal, status.Code(err))
+	require.ErrorContains(t, err, "compute without the tier")
+	producerScan.Store(false)
+
+	// In the middle of a text: what was promised before is delivered, the rest is not.
+	y := text{"d", 100}
+	r = c.beginConsumer("d", y, enginepb.Leg_PD)
+	q, _ := p.beginProducer("d", y, enginepb.Leg_PD)
+	q.settle(q.step(100, 0))
+	producerReach.Store(true)
+	m := &enginepb.StoreRequest{RequestId: "d", ComputedTokens: 112, MoreHashes: append(append(y.hash(25), y.hash(26)...), y.hash(27)...)}
+	_, err = p.c.Store(ctxFor(t), m)
+	require.Equal(t, codes.Internal, status.Code(err))
+	require.ErrorContains(t, err, "finish it with abort")
+	q.finish(true)
+	hit(t, r, r.load())
+	r.finish()
+	producerReach.Store(false)
+	clean(t, producer, consumer)
+	serves(t, producer, consumer)
+}
