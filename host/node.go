@@ -381,6 +381,7 @@ func (n *Node) openPeers(ctx context.Context) error {
 	cfg := wire.Config{
 		Hello: hello, DataToken: func(peer string) []byte { t := n.dataToken(peer); return t[:] }, Limits: l,
 		ServerTLS: server, ClientTLS: client, SessionsMax: int(n.cfg.Bounds.Sessions), Logger: n.log,
+		Start: n.meeting.start, // one clock: the session gives the join its deadlines
 	}
 	if server != nil {
 		cfg.Verify = verifyNode
