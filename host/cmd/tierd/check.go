@@ -129,7 +129,11 @@ func printVerdict(w io.Writer, v *registry.Verdict) {
 		}
 		fmt.Fprintf(w, "  %-12s %s: %s %s%s from %s, %s\n", label, r.For, r.Name, r.Version, params(r.Params), r.Source, short(r.Digest))
 	}
-	fmt.Fprintf(w, "  %-12s %s\n", "domain", v.DomainText)
+	domain := v.DomainText
+	if v.Counterexample != nil {
+		domain = "in rising order up to the failure, of: " + domain
+	}
+	fmt.Fprintf(w, "  %-12s %s\n", "domain", domain)
 	var parts []string
 	for _, name := range check.Relations {
 		if n := v.Relations[name]; n > 0 {
