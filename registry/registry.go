@@ -75,19 +75,21 @@ type RuleID struct {
 // A Verdict is what the check said of a deployment, with everything it depends on.
 type Verdict struct {
 	// Verdict is "accepted" or "refused".
-	Verdict          string                `json:"verdict"`
-	Model            string                `json:"model"`
-	DeploymentDigest string                `json:"deployment_digest"`
-	RulesDigest      string                `json:"rules_digest"`
-	Checker          string                `json:"checker"`
-	Rules            []RuleID              `json:"rules"`
-	Domain           check.Domain          `json:"domain"`
-	DomainText       string                `json:"domain_text"`
-	Cases            uint64                `json:"cases"`
-	Relations        map[string]uint64     `json:"relations"`
-	Seconds          float64               `json:"seconds"`
-	UnverifiedNeed   []string              `json:"unverified_need,omitempty"`
-	Counterexample   *check.Counterexample `json:"counterexample,omitempty"`
+	Verdict          string            `json:"verdict"`
+	Model            string            `json:"model"`
+	DeploymentDigest string            `json:"deployment_digest"`
+	RulesDigest      string            `json:"rules_digest"`
+	Checker          string            `json:"checker"`
+	Rules            []RuleID          `json:"rules"`
+	Domain           check.Domain      `json:"domain"`
+	DomainText       []string          `json:"domain_text"`
+	Cases            uint64            `json:"cases"`
+	Relations        map[string]uint64 `json:"relations"`
+	Seconds          float64           `json:"seconds"`
+	// LoadSeconds is how long it took to load and compile the rules.
+	LoadSeconds    float64               `json:"load_seconds"`
+	UnverifiedNeed []string              `json:"unverified_need,omitempty"`
+	Counterexample *check.Counterexample `json:"counterexample,omitempty"`
 	// Reused says that the verdict was kept from an earlier run.
 	Reused bool `json:"reused,omitempty"`
 }
@@ -218,25 +220,33 @@ func (e *Entry) RulesDigest() string {
 // Register opens the rules of a deployment and judges them. A refused deployment is a
 // *Refusal; any other error means that there was no verdict.
 func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options) (*Entry, error) {
+	clock := o.Now
+	if clock == nil {
+		clock = func() time.Time { return time.Time{} }
+	}
+	began := clock()
 	e, err := Open(ctx, d, open)
 	if err != nil {
 		return nil, err
 	}
-	key := verdictKey(d.Digest(), e.RulesDigest(), o.Checker)
+	loaded := clock().Sub(began)
+	key := verdictKey(d.Digest(), e.RulesDigest(), o.Checker, fmt.Sprint(o.Check.Seed))
 	if v := loadVerdict(o.Verdicts, key); v != nil && v.DeploymentDigest == d.Digest() && v.RulesDigest == e.RulesDigest() && v.Checker == o.Checker {
+		v.LoadSeconds = loaded.Seconds()
 		e.Verdict = v
 		return e, nil
 	}
-	if err := e.judge(ctx, o); err != nil {
+	if err := e.judge(ctx, o, clock); err != nil {
 		return nil, err
 	}
+	e.Verdict.LoadSeconds = loaded.Seconds()
 	if e.Verdict.Verdict == Refused {
 		return nil, &Refusal{e.Verdict}
 	}
 	return e, saveVerdict(o.Verdicts, key, e.Verdict)
 }
 
-func (e *Entry) judge(ctx context.Context, o Options) error {
+func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) error {
 	d := e.Deployment
 	s := check.Subject{MaxTokens: d.MaxTokens, PD: has(d.Legs, "pd"), Probe: has(d.Legs, "probe")}
 	for i := range d.Groups {
@@ -249,17 +259,14 @@ func (e *Entry) judge(ctx context.Context, o Options) error {
 		}
 		return m.Model, m.release, nil
 	}
-	var began time.Time
-	if o.Now != nil {
-		began = o.Now()
-	}
+	began := clock()
 	rep, err := check.Run(ctx, s, o.Check)
 	if err != nil {
 		return fmt.Errorf("check deployment %s: %w", d.Model, err)
 	}
 	v := &Verdict{
 		Verdict: Accepted, Model: d.Model, DeploymentDigest: d.Digest(), RulesDigest: e.RulesDigest(), Checker: o.Checker,
-		Domain: rep.Domain, DomainText: rep.Domain.String(), Relations: rep.Cases,
+		Domain: rep.Domain, DomainText: rep.Domain.Lines(), Relations: rep.Cases,
 		UnverifiedNeed: rep.Unverified, Counterexample: rep.Counterexample,
 	}
 	for i := range e.rules {
@@ -268,9 +275,7 @@ func (e *Entry) judge(ctx context.Context, o Options) error {
 	for _, n := range rep.Cases {
 		v.Cases += n
 	}
-	if o.Now != nil {
-		v.Seconds = o.Now().Sub(began).Seconds()
-	}
+	v.Seconds = clock().Sub(began).Seconds()
 	if rep.Counterexample != nil {
 		v.Verdict = Refused
 	}

@@ -21,7 +21,11 @@ import (
 	"github.com/tierd/tierd/registry/deploy"
 )
 
-// Options of Register. The zero value keeps nothing on disk.
+// DefaultSeed draws the cases of a check whose options give no seed, so that a CI and a
+// node that judge the same deployment judge the same cases.
+const DefaultSeed = 1
+
+// Options of Register. The zero value keeps nothing on disk and draws with DefaultSeed.
 type Options struct {
 	// StateDir keeps accepted verdicts, and compiled modules beside them; empty = none.
 	StateDir string
@@ -42,6 +46,9 @@ func (r *Registered) Close(ctx context.Context) error { return r.loader.Close(ct
 // error means that there is no verdict.
 func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered, error) {
 	po := plugins.Options{BaseDir: d.Dir()}
+	if o.Check.Seed == 0 {
+		o.Check.Seed = DefaultSeed
+	}
 	ro := registry.Options{Check: o.Check, Now: time.Now}
 	var err error
 	if ro.Checker, err = checker(); err != nil {

@@ -3,6 +3,7 @@ package wasm
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -45,11 +46,21 @@ type TrapError struct {
 	Stderr string // the beginning of what the guest printed, if it did
 }
 
+// Error is one line: the first line of what the runtime says, without its stack of
+// compiled functions, and the lines that the guest printed.
 func (e *TrapError) Error() string {
-	if e.Stderr != "" {
-		return fmt.Sprintf("rule %s: %s trapped: %v; it printed %q", e.Rule, e.Func, e.Err, e.Stderr)
+	cause, _, _ := strings.Cut(e.Err.Error(), "\n")
+	cause = strings.TrimSuffix(cause, " (recovered by wazero)")
+	if e.Stderr == "" {
+		return fmt.Sprintf("rule %s: %s trapped: %s", e.Rule, e.Func, cause)
 	}
-	return fmt.Sprintf("rule %s: %s trapped: %v", e.Rule, e.Func, e.Err)
+	var printed []string
+	for line := range strings.Lines(e.Stderr) {
+		if line = strings.TrimSpace(line); line != "" {
+			printed = append(printed, line)
+		}
+	}
+	return fmt.Sprintf("rule %s: %s trapped: %s; it printed: %s", e.Rule, e.Func, cause, strings.Join(printed, " | "))
 }
 
 func (e *TrapError) Unwrap() error { return e.Err }
@@ -61,6 +72,9 @@ type TimeoutError struct {
 	Func  string
 	Limit time.Duration // Options.CallTimeout
 }
+
+// Timeout reports true: whether the call would have ended, nobody knows.
+func (e *TimeoutError) Timeout() bool { return true }
 
 func (e *TimeoutError) Error() string {
 	return fmt.Sprintf("rule %s: %s was still running after %v and was ended", e.Rule, e.Func, e.Limit)

@@ -215,8 +215,8 @@ func TestAnswers(t *testing.T) {
 		{"unknown flags", "kv_scan", code(store(scratch, 1<<33), viewOf(scratch, 9)), "rule t: kv_scan broke the ABI: flags are 0x2; only bit 0, deferred, is known", false},
 		{"deferred", "kv_scan", code(store(scratch, 1<<32), viewOf(scratch, 9)), "", true},
 		{"trap", "kv_reach", code(opUnreachable), "rule t: kv_reach trapped: wasm error: unreachable", false},
-		{"reason outside", "kv_reach", code(call(fnFail, 65530, 7), i64Const(-1)), "rule t: kv_reach trapped: fail(65530, 7): the reason is not inside the memory of 65536 bytes (recovered by wazero)", false},
-		{"input outside", "kv_reach", code(call(fnInput, 65530, 200), opDrop, i64Const(-1)), "rule t: kv_reach trapped: input(65530, 200): the buffer is not inside the memory of 65536 bytes (recovered by wazero)", false},
+		{"reason outside", "kv_reach", code(call(fnFail, 65530, 7), i64Const(-1)), "rule t: kv_reach trapped: fail(65530, 7): the reason is not inside the memory of 65536 bytes", false},
+		{"input outside", "kv_reach", code(call(fnInput, 65530, 200), opDrop, i64Const(-1)), "rule t: kv_reach trapped: input(65530, 200): the buffer is not inside the memory of 65536 bytes", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, o := range []Options{{}, {Trusted: true}} {

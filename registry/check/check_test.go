@@ -2,6 +2,7 @@ package check_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -172,6 +173,48 @@ func TestCounterexampleIsTheSmallest(t *testing.T) {
 			require.Equal(t, first, rep.Counterexample.String())
 		}
 	}
+}
+
+// failing answers until the prompt is long, then fails.
+type failing struct {
+	abi.Spec
+	err error
+}
+
+func (f failing) Open(p []uint64) (abi.Rule, error) {
+	r, err := f.Spec.Open(p)
+	return failingRule{r.(abi.SpecRule), f.err}, err
+}
+
+type failingRule struct {
+	abi.SpecRule
+	err error
+}
+
+func (f failingRule) Scan(r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+	if r.BoundTokens > 70 {
+		return abi.Span{}, f.err
+	}
+	return f.SpecRule.Scan(r, s, d)
+}
+
+type tooLate struct{}
+
+func (tooLate) Error() string { return "still running" }
+func (tooLate) Timeout() bool { return true }
+
+// TestRuleThatFails: a rule must answer; where it does not, it is refused with the round
+// that it was asked. A call that the clock ended decides nothing.
+func TestRuleThatFails(t *testing.T) {
+	wide := []uint64{20, 0}
+	ce := judge(t, subject(400, 64, nil, part{"sliding", failing{specs.Window(), errors.New("out of cheese")}, wide, 4, 2}, full(4, 4))).Counterexample
+	require.NotNil(t, ce)
+	require.Equal(t, "pure", ce.Relation)
+	require.Equal(t, "sliding", ce.Group)
+	require.Equal(t, "the rule fails where it must answer: scan of sliding, chunks 0 to 9 (prompt_tokens 72, stored_tokens 72, align_tokens 64, bound_tokens 71): out of cheese", ce.Why)
+
+	_, err := check.Run(context.Background(), subject(400, 64, nil, part{"sliding", failing{specs.Window(), tooLate{}}, wide, 4, 2}, full(4, 4)), check.Options{Seed: 1})
+	require.ErrorContains(t, err, "bound_tokens 71): still running")
 }
 
 func TestCancelledCheckDecidesNothing(t *testing.T) {

@@ -73,6 +73,8 @@ type Counterexample struct {
 	Demand  []Range `json:"demand"`
 	Need    []Range `json:"need,omitempty"`
 	Missing []Range `json:"missing"`
+	// Surplus chunks of the group: named, but by no right.
+	Surplus []Range `json:"surplus,omitempty"`
 	// Groups holds every group's rows, for the drawing.
 	Groups []GroupRows `json:"groups,omitempty"`
 }
@@ -126,6 +128,8 @@ func (w *worker) fail(ce *Counterexample, relation string, g int, why string, ro
 					ce.Need = r.Chunks
 				case "missing":
 					ce.Missing = r.Chunks
+				case "surplus":
+					ce.Surplus = r.Chunks
 				}
 			}
 		}
@@ -141,10 +145,13 @@ func (w *worker) failAt(ce *Counterexample, relation, group, why string) *Counte
 }
 
 // broken turns an error of a rule into a counterexample: a rule is total over its
-// parameters and every round. Other errors are passed on.
+// parameters and every round. Other errors are passed on, and so is a call that was ended
+// by the clock: whether it would have answered depends on the machine, so there is no
+// verdict.
 func (w *worker) broken(relation string, prompt uint64, err error) (*Counterexample, error) {
 	var re *plan.RuleError
-	if !errors.As(err, &re) {
+	var clock interface{ Timeout() bool }
+	if !errors.As(err, &re) || errors.As(err, &clock) && clock.Timeout() {
 		return nil, err
 	}
 	ce := &Counterexample{PromptTokens: prompt, LocalTokens: re.Round.LocalTokens}
@@ -164,6 +171,15 @@ func minus(a, b abi.Bitmap) abi.Bitmap {
 			}
 			out[i] = v
 		}
+	}
+	return out
+}
+
+// minusAll returns minus for every group.
+func minusAll(a, b []abi.Bitmap) []abi.Bitmap {
+	out := make([]abi.Bitmap, len(a))
+	for g := range a {
+		out[g] = minus(a[g], b[g])
 	}
 	return out
 }
@@ -205,7 +221,7 @@ func (ce *Counterexample) String() string {
 		}
 	}
 	if ce.States != "" {
-		fmt.Fprintf(&b, "  %-24s %s from chunk %d\n", "lookup states", ce.States, ce.StatesFrom)
+		fmt.Fprintf(&b, "  %-24s %s from chunk %d (M miss, H hit, P pending, R retry)\n", "lookup states", ce.States, ce.StatesFrom)
 	}
 	for i := range ce.Groups {
 		ce.Groups[i].draw(&b)
@@ -222,11 +238,14 @@ func (g *GroupRows) draw(b *strings.Builder) {
 		return
 	}
 	fmt.Fprintf(b, "\n  group %s, chunks of %d tokens", g.Name, g.ChunkTokens)
-	if hi < lo {
+	switch {
+	case hi < lo:
 		fmt.Fprintf(b, "\n")
 		hi = lo
-	} else {
-		fmt.Fprintf(b, ", chunk %d to %d\n", lo, hi)
+	case hi == lo:
+		fmt.Fprintf(b, ", chunk %d\n", lo)
+	default:
+		fmt.Fprintf(b, ", chunks %d to %d\n", lo, hi)
 	}
 	width := int(hi-lo) + 1
 	cell := 1 // chunks per column
@@ -236,14 +255,14 @@ func (g *GroupRows) draw(b *strings.Builder) {
 	if cell > 1 {
 		fmt.Fprintf(b, "    (one column = %d chunks)\n", cell)
 	}
-	marks := map[string]byte{"supply": 'S', "demand": 'D', "need": 'N', "missing": '^', "mask": 'M'}
+	marks := map[string]byte{"supply": 'S', "demand": 'D', "need": 'N', "missing": '^', "surplus": '^', "mask": 'A'}
 	for _, r := range g.Rows {
 		m := marks[r.Name]
 		if m == 0 {
 			m = '#'
 		}
 		line := []byte(strings.Repeat(".", (width+cell-1)/cell))
-		if r.Name == "missing" {
+		if m == '^' {
 			line = []byte(strings.Repeat(" ", len(line)))
 		}
 		for _, c := range r.Chunks {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 
 	"github.com/tierd/tierd/registry/plan"
 )
@@ -30,6 +31,12 @@ type Domain struct {
 	// TableChunks is the largest number of chunks whose lookup tables were all tried.
 	TableChunks int `json:"table_chunks"`
 
+	// Sweep, Edges and Tables name the relations that ran over every length, over the
+	// edge lengths and over lookup tables: those that the deployment's legs ask for.
+	Sweep  []string `json:"sweep"`
+	Edges  []string `json:"edges"`
+	Tables []string `json:"tables"`
+
 	edges []uint64
 }
 
@@ -45,6 +52,15 @@ const (
 
 func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
 	d := Domain{PromptTokens: s.MaxTokens, Seed: seed, TableChunks: tableChunks, PeriodTokens: max(1, m.AlignTokens)}
+	d.Sweep, d.Edges, d.Tables = []string{"needs", "useful"}, []string{"pure", "schedule"}, []string{"states"}
+	if s.PD {
+		d.Sweep = append([]string{"covers"}, d.Sweep...)
+		d.Edges = append(d.Edges, "warm")
+	}
+	d.Edges = append(d.Edges, "needs (partial arrivals)")
+	if s.Probe && m.AlignTokens > 0 {
+		d.Edges = append(d.Edges, "useful (shared prefixes)")
+	}
 	for i := range m.Groups {
 		d.PeriodTokens = lcm(d.PeriodTokens, m.Groups[i].ChunkTokens)
 	}
@@ -98,16 +114,18 @@ func isEdge(m *plan.Model, n uint64) bool {
 	return false
 }
 
-// String says the domain in a sentence.
-func (d *Domain) String() string {
-	s := fmt.Sprintf("every prompt length 1 to %d (covers, needs, useful); ", d.PromptTokens)
+// Lines says the domain in words, one line for each part of it.
+func (d *Domain) Lines() []string {
+	where := "next to the edges of chunks in the first three periods and the last one"
 	if d.EdgeExhaustive {
-		s += fmt.Sprintf("every residue of the first three periods and the last one of %d tokens", d.PeriodTokens)
-	} else {
-		s += fmt.Sprintf("edges of the first three periods and the last one of %d tokens", d.PeriodTokens)
+		where = "all of the first three periods and the last one"
 	}
-	return s + fmt.Sprintf(" and %d drawn, %d lengths (pure, schedule, warm, partial arrivals, shared prefixes); every lookup table of up to %d chunks (states); seed %d",
-		d.Drawn, d.EdgeLengths, d.TableChunks, d.Seed)
+	return []string{
+		fmt.Sprintf("every prompt length from 1 to %d: %s", d.PromptTokens, strings.Join(d.Sweep, ", ")),
+		fmt.Sprintf("%d prompt lengths, %s (a period is %d tokens), %d of them drawn with seed %d: %s",
+			d.EdgeLengths, where, d.PeriodTokens, d.Drawn, d.Seed, strings.Join(d.Edges, ", ")),
+		fmt.Sprintf("every lookup table of 1 to %d chunks, and long ones: %s", d.TableChunks, strings.Join(d.Tables, ", ")),
+	}
 }
 
 func lcm(a, b uint64) uint64 {

@@ -15,6 +15,11 @@ type ruleOf struct {
 	fresh abi.Rule // the same rule opened a second time
 }
 
+// failed is the error of a function that must answer.
+func (ru *ruleOf) failed(fn string, r abi.Round, err error) error {
+	return &plan.RuleError{Group: ru.at, Func: fn, Round: r, Err: err}
+}
+
 func (w *worker) rules() (out []ruleOf) {
 	for g := range w.model().Groups {
 		gr := &w.model().Groups[g]
@@ -59,7 +64,7 @@ func (w *worker) pure(prompt uint64) (*Counterexample, error) {
 
 func (w *worker) impure(ru ruleOf, prompt uint64, text string, err error) (*Counterexample, error) {
 	if err != nil {
-		return w.broken("pure", prompt, fmt.Errorf("%s: %w", ru.at, err))
+		return w.broken("pure", prompt, err)
 	}
 	ce := &Counterexample{PromptTokens: prompt}
 	return w.failAt(ce, "pure", ru.at, text), nil
@@ -70,7 +75,7 @@ func (w *worker) pureReach(ru ruleOf, r abi.Round) (string, error) {
 	n := r.Chunks()
 	first := abi.NewBitmap(n)
 	if err := ru.rule.Reach(r, first); err != nil {
-		return "", fmt.Errorf("reach: %w", err)
+		return "", ru.failed("reach", r, err)
 	}
 	for try := range pureTries {
 		rule, who := ru.rule, "called again"
@@ -79,7 +84,7 @@ func (w *worker) pureReach(ru ruleOf, r abi.Round) (string, error) {
 		}
 		got := abi.NewBitmap(n)
 		if err := rule.Reach(r, got); err != nil {
-			return "", fmt.Errorf("reach %s: %w", who, err)
+			return "", ru.failed("reach, "+who+",", r, err)
 		}
 		if !got.Equal(first) {
 			return fmt.Sprintf("reach %s answers %v, but before it was %v", who, rangesOf(got), rangesOf(first)), nil
@@ -90,10 +95,10 @@ func (w *worker) pureReach(ru ruleOf, r abi.Round) (string, error) {
 	lo.Hi, hi.Lo = r.Lo+uint32(mid), r.Lo+uint32(mid)
 	left, right := abi.NewBitmap(mid), abi.NewBitmap(n-mid)
 	if err := ru.rule.Reach(lo, left); err != nil {
-		return "", fmt.Errorf("reach of the first half: %w", err)
+		return "", ru.failed("reach", lo, err)
 	}
 	if err := ru.rule.Reach(hi, right); err != nil {
-		return "", fmt.Errorf("reach of the second half: %w", err)
+		return "", ru.failed("reach", hi, err)
 	}
 	for i := range n {
 		got := i < mid && left.Get(i) || i >= mid && right.Get(i-mid)
@@ -122,7 +127,7 @@ func (w *worker) pureScan(ru ruleOf, r abi.Round) (string, error) {
 		first := abi.NewBitmap(n)
 		s1, err := ru.rule.Scan(r, t, first)
 		if err != nil {
-			return "", fmt.Errorf("scan: %w", err)
+			return "", ru.failed("scan", r, err)
 		}
 		for try := range pureTries {
 			rule, who := ru.rule, "called again"
@@ -132,7 +137,7 @@ func (w *worker) pureScan(ru ruleOf, r abi.Round) (string, error) {
 			got := abi.NewBitmap(n)
 			s2, err := rule.Scan(r, t, got)
 			if err != nil {
-				return "", fmt.Errorf("scan %s: %w", who, err)
+				return "", ru.failed("scan, "+who+",", r, err)
 			}
 			if s1 != s2 || !got.Equal(first) {
 				return fmt.Sprintf("scan %s answers %d usable and %v, but before it was %d and %v",

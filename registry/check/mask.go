@@ -25,13 +25,13 @@ func (w *worker) mask(ce *Counterexample, g int, n uint64, need abi.Bitmap) *Cou
 		w.masked[g][n] = true
 		return nil
 	}
-	less, more := minus(want, need), minus(need, want)
-	text := "Need leaves out chunks that the mask " + string(claim.Manifest.Mask) + " reads"
-	missing := less
-	if less == nil {
-		text, missing = "Need names chunks that the mask "+string(claim.Manifest.Mask)+" does not read", more
+	mask := string(claim.Manifest.Mask)
+	if missing := minus(want, need); missing != nil {
+		return w.fail(ce, "needs", g, "Need leaves out chunks that attention reads, by the mask "+mask,
+			row{"mask", at(g, want)}, row{"need", at(g, need)}, row{"missing", at(g, missing)})
 	}
-	return w.fail(ce, "needs", g, text, row{"mask", at(g, want)}, row{"need", at(g, need)}, row{"missing", at(g, missing)})
+	return w.fail(ce, "needs", g, "Need names chunks that attention does not read, by the mask "+mask,
+		row{"mask", at(g, want)}, row{"need", at(g, need)}, row{"surplus", at(g, minus(need, want))})
 }
 
 // maskAt reports whether Need at n is compared with the mask: at every point of the

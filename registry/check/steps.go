@@ -330,9 +330,9 @@ func (w *worker) warmCase(s plan.Start, gpu, resident, resume uint64, demand []a
 		return w.fail(ce, "warm", p.group, p.wrong, row{"supply", p.offered}), nil
 	}
 	for g := range demand {
-		if missing := minus(demand[g], p.offered[g]); missing != nil {
+		if minus(demand[g], p.offered[g]) != nil {
 			return w.fail(ce, "warm", g, "a producer that already holds a prefix supplies less than a cold one, and the consumer demands the rest",
-				row{"supply", p.offered}, row{"demand", demand}, row{"missing", at(g, missing)}), nil
+				row{"supply", p.offered}, row{"demand", demand}, row{"missing", minusAll(demand, p.offered)}), nil
 		}
 	}
 	return nil, nil

@@ -47,9 +47,9 @@ func (w *worker) consumer(prompt, local uint64, supply []abi.Bitmap) (*Counterex
 	if w.subject.PD {
 		w.count("covers")
 		for g := range pl.Demand {
-			if missing := minus(pl.Demand[g], supply[g]); missing != nil {
+			if minus(pl.Demand[g], supply[g]) != nil {
 				return w.fail(ce, "covers", g, "the consumer demands chunks that the producer never supplies",
-					row{"supply", supply}, row{"demand", pl.Demand}, row{"missing", at(g, missing)}), nil
+					row{"supply", supply}, row{"demand", pl.Demand}, row{"missing", minusAll(pl.Demand, supply)}), nil
 			}
 		}
 	}
@@ -62,7 +62,7 @@ func (w *worker) consumer(prompt, local uint64, supply []abi.Bitmap) (*Counterex
 		ce.WantTokens = least
 		g := w.limiting(prompt, local, least, w.tables(w.complete(prompt), prompt))
 		return w.fail(ce, "useful", g, "the whole prompt is stored, but the consumer resumes earlier than its last whole chunk",
-			row{"supply", supply}, row{"demand", pl.Demand}), nil
+			row{"supply", supply}, row{"demand", cloneSets(pl.Demand)}, row{"need", w.needAll(prompt, least)}), nil
 	}
 	return nil, nil
 }
@@ -120,6 +120,17 @@ func (w *worker) need(g int, prompt, n uint64) (abi.Bitmap, error) {
 	}
 	w.tmp = zeroed(w.tmp, r.Chunks())
 	return w.tmp, gr.Rule.Need(r, w.tmp)
+}
+
+// needAll returns what every group's attention reads from token n on, for a drawing.
+func (w *worker) needAll(prompt, n uint64) []abi.Bitmap {
+	sets := make([]abi.Bitmap, len(w.model().Groups))
+	for g := range sets {
+		if need, err := w.need(g, prompt, n); err == nil {
+			sets[g] = append(abi.Bitmap{}, need...)
+		}
+	}
+	return sets
 }
 
 // owned judges covers when the consumer's own tier holds, or is being given, part of the
@@ -225,7 +236,8 @@ func (w *worker) readers(producer uint64, rds ...reader) (*Counterexample, error
 		}
 		ce := &Counterexample{PromptTokens: rd.prompt, ProducerTokens: producer, SharedTokens: rd.upto,
 			ResumeTokens: step.Plan.ResumeTokens, WantTokens: rd.want}
-		rows := []row{{"supply", rd.sets}, {"demand", cloneSets(step.Plan.Demand)}}
+		need := w.needAll(rd.prompt, rd.want)
+		rows := []row{{"supply", rd.sets}, {"demand", cloneSets(step.Plan.Demand)}, {"need", need}, {"missing", minusAll(need, rd.sets)}}
 		return w.fail(ce, "useful", w.limiting(rd.prompt, 0, rd.want, tables), rd.what, rows...), nil
 	}
 	return nil, nil

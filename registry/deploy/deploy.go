@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/bits"
 	"os"
@@ -193,7 +194,10 @@ func (d *Deployment) validate() error {
 	if err := oneOf("roles", d.Roles, "producer", "consumer"); err != nil {
 		return err
 	}
-	return oneOf("legs", d.Legs, "pd", "demand", "probe")
+	if slices.Contains(d.Legs, "demand") {
+		return fmt.Errorf("legs has \"demand\", which this build does not have; use pd or probe")
+	}
+	return oneOf("legs", d.Legs, "pd", "probe")
 }
 
 func (d *Deployment) validateGroup(i int) error {
@@ -262,7 +266,7 @@ func (d *Deployment) chunkLCM() uint64 {
 func oneOf(key string, values []string, known ...string) error {
 	for i, v := range values {
 		if !slices.Contains(known, v) {
-			return fmt.Errorf("%s has %q; did you mean %q? known: %s", key, v, strictyaml.Nearest(v, known), strings.Join(known, ", "))
+			return fmt.Errorf("%s has %q%s known: %s", key, v, strictyaml.DidYouMean(v, known), strings.Join(known, ", "))
 		}
 		if slices.Contains(values[:i], v) {
 			return fmt.Errorf("%s has %q twice", key, v)
@@ -293,10 +297,15 @@ func digest(v any) string {
 // file. at names the group or policy in messages.
 func Values(at string, m *abi.Manifest, given map[string]any) ([]uint64, error) {
 	var names []string
+	for i := range m.Params {
+		names = append(names, m.Params[i].Name)
+	}
+	if err := unknownParam(m.Name, names, given); err != nil {
+		return nil, fmt.Errorf("%s: %w", at, err)
+	}
 	values := make([]uint64, len(m.Params))
 	for i := range m.Params {
 		p := &m.Params[i]
-		names = append(names, p.Name)
 		v, ok := given[p.Name]
 		if !ok {
 			if p.Required {
@@ -311,16 +320,21 @@ func Values(at string, m *abi.Manifest, given map[string]any) ([]uint64, error) 
 		}
 		values[i] = u
 	}
-	for k := range given {
-		if slices.Contains(names, k) {
-			continue
-		}
-		if len(names) == 0 {
-			return nil, fmt.Errorf("%s: rule %s takes no parameters, but %q is given", at, m.Name, k)
-		}
-		return nil, fmt.Errorf("%s: rule %s has no parameter %q; did you mean %q? known: %s", at, m.Name, k, strictyaml.Nearest(k, names), strings.Join(names, ", "))
-	}
 	return values, nil
+}
+
+// unknownParam reports the first given parameter, by name, that the rule does not have.
+func unknownParam(rule string, names []string, given map[string]any) error {
+	for _, k := range slices.Sorted(maps.Keys(given)) {
+		switch {
+		case slices.Contains(names, k):
+		case len(names) == 0:
+			return fmt.Errorf("rule %s takes no parameters, but %q is given", rule, k)
+		default:
+			return fmt.Errorf("rule %s has no parameter %q%s known: %s", rule, k, strictyaml.DidYouMean(k, names), strings.Join(names, ", "))
+		}
+	}
+	return nil
 }
 
 func paramValue(p *abi.Param, v any) (uint64, error) {
@@ -328,7 +342,7 @@ func paramValue(p *abi.Param, v any) (uint64, error) {
 		if i := slices.Index(p.Enum, s); i >= 0 {
 			return uint64(i), nil
 		}
-		return 0, fmt.Errorf("parameter %s is %q; did you mean %q? known: %s", p.Name, s, strictyaml.Nearest(s, p.Enum), strings.Join(p.Enum, ", "))
+		return 0, fmt.Errorf("parameter %s is %q%s known: %s", p.Name, s, strictyaml.DidYouMean(s, p.Enum), strings.Join(p.Enum, ", "))
 	}
 	i, ok := v.(int)
 	if !ok || i < 0 {

@@ -71,7 +71,9 @@ func TestRefusedFiles(t *testing.T) {
 		{"max_tokens: 1024", "max_token: 1024", `d.yaml:3: unknown key "max_token"; did you mean "max_tokens"? known here: model, max_tokens, hash_tokens, align_tokens, groups, policies, roles, legs, max_store_tokens, engine, engine_params`},
 		{"align_tokens: 128", "align_tokens: 100", "d.yaml: group sliding: align_tokens is 100, but its chunks have 32 tokens (2 blocks of 16); align_tokens must be a multiple of every chunk, such as 64"},
 		{"align_tokens: 128", "hash_tokens: 5", "d.yaml: group sliding: block_tokens is 16, hash_tokens is 5; every block must be a whole number of hash granules"},
-		{"align_tokens: 128", "legs: [pf]", `d.yaml: legs has "pf"; did you mean "pd"? known: pd, demand, probe`},
+		{"align_tokens: 128", "legs: [pf]", `d.yaml: legs has "pf"; did you mean "pd"? known: pd, probe`},
+		{"align_tokens: 128", "legs: [demand]", `d.yaml: legs has "demand", which this build does not have; use pd or probe`},
+		{"align_tokens: 128", "node_id: x", `d.yaml:4: unknown key "node_id"; known here: model, max_tokens, hash_tokens, align_tokens, groups, policies, roles, legs, max_store_tokens, engine, engine_params`},
 		{"align_tokens: 128", "legs: [pd, pd]", `d.yaml: legs has "pd" twice`},
 		{"align_tokens: 128", "engine: vllm-0.27", `d.yaml: engine is "vllm-0.27"; this build judges "tierd"`},
 		{"align_tokens: 128", "engine_params: {promotion: retry}", "d.yaml: engine_params are given, but engine tierd takes none; remove them"},
@@ -110,6 +112,7 @@ func TestValues(t *testing.T) {
 		{map[string]any{"window": -1}, "group g: rule r: parameter window is -1; it must be an integer from 1 to 9"},
 		{map[string]any{"window": "x"}, "group g: rule r: parameter window is x; it must be an integer from 1 to 9"},
 		{map[string]any{"window": 3, "mode": "alig"}, `group g: rule r: parameter mode is "alig"; did you mean "align"? known: all, align`},
+		{map[string]any{"wndow": 3}, `group g: rule r has no parameter "wndow"; did you mean "window"? known: window, extra, mode`},
 		{map[string]any{"window": 3, "wndow": 3}, `group g: rule r has no parameter "wndow"; did you mean "window"? known: window, extra, mode`},
 	} {
 		_, err := deploy.Values("group g", m, c.given)

@@ -27,6 +27,7 @@ package plan
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/tierd/tierd/abi"
 )
@@ -118,7 +119,21 @@ type RuleError struct {
 }
 
 func (e *RuleError) Error() string {
-	return fmt.Sprintf("%s of %s, chunks %d to %d, prompt of %d tokens: %v", e.Func, e.Group, e.Round.Lo, e.Round.Hi, e.Round.PromptTokens, e.Err)
+	var facts strings.Builder
+	for _, f := range []struct {
+		name string
+		v    uint64
+	}{
+		{"stored", e.Round.StoredTokens}, {"resume", e.Round.ResumeTokens}, {"align", e.Round.AlignTokens},
+		{"junction", e.Round.JunctionTokens}, {"resident", e.Round.ResidentTokens},
+		{"local", e.Round.LocalTokens}, {"bound", e.Round.BoundTokens},
+	} {
+		if f.v > 0 {
+			fmt.Fprintf(&facts, ", %s_tokens %d", f.name, f.v)
+		}
+	}
+	return fmt.Sprintf("%s of %s, chunks %d to %d (prompt_tokens %d%s): %v",
+		e.Func, e.Group, e.Round.Lo, e.Round.Hi, e.Round.PromptTokens, &facts, e.Err)
 }
 
 func (e *RuleError) Unwrap() error { return e.Err }

@@ -48,6 +48,9 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 			v, err := judge(cmd.Context(), args[0], state, seed, cmd.ErrOrStderr())
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "tierd check: %v\n", err)
+				if asJSON {
+					_ = json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"verdict": "undecided", "error": err.Error()})
+				}
 				return &exitError{exitUndecided}
 			}
 			if asJSON {
@@ -67,7 +70,7 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the verdict as JSON")
 	cmd.Flags().StringVar(&state, "state", "", "directory that keeps accepted verdicts and compiled modules")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of the drawn cases")
+	cmd.Flags().Uint64Var(&seed, "seed", rules.DefaultSeed, "seed of the drawn cases")
 	return cmd
 }
 
@@ -129,18 +132,21 @@ func printVerdict(w io.Writer, v *registry.Verdict) {
 		}
 		fmt.Fprintf(w, "  %-12s %s: %s %s%s from %s, %s\n", label, r.For, r.Name, r.Version, params(r.Params), r.Source, short(r.Digest))
 	}
-	domain := v.DomainText
+	label := "domain"
 	if v.Counterexample != nil {
-		domain = "in rising order up to the failure, of: " + domain
+		label = "searched" // in this order, up to the failure
 	}
-	fmt.Fprintf(w, "  %-12s %s\n", "domain", domain)
+	for _, line := range v.DomainText {
+		fmt.Fprintf(w, "  %-12s %s\n", label, line)
+		label = ""
+	}
 	var parts []string
 	for _, name := range check.Relations {
 		if n := v.Relations[name]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %d", name, n))
 		}
 	}
-	took := fmt.Sprintf("in %.1f s", v.Seconds)
+	took := fmt.Sprintf("in %.1f s, and %.1f s to load the rules", v.Seconds, v.LoadSeconds)
 	if v.Reused {
 		took = "reused from an earlier check"
 	}

@@ -121,8 +121,8 @@ func (d decoder) structure(n *yaml.Node, v reflect.Value, path string) error {
 		key := n.Content[i].Value
 		f, ok := fields[key]
 		if !ok {
-			return d.errorf(n.Content[i].Line, "unknown key %q; did you mean %q? known here: %s",
-				join(path, key), Nearest(key, names), strings.Join(names, ", "))
+			return d.errorf(n.Content[i].Line, "unknown key %q%s known here: %s",
+				join(path, key), DidYouMean(key, names), strings.Join(names, ", "))
 		}
 		if seen[key] {
 			return d.errorf(n.Content[i].Line, "%s is given twice", join(path, key))
@@ -206,6 +206,16 @@ func join(path, key string) string {
 		return key
 	}
 	return path + "." + key
+}
+
+// DidYouMean returns `; did you mean "name"?` with the nearest name when it is near
+// enough to be meant, else ";". A list of what is known follows well after either.
+func DidYouMean(s string, names []string) string {
+	n := Nearest(s, names)
+	if n == "" || distance(s, n) > max(2, len(s)/3) {
+		return ";"
+	}
+	return fmt.Sprintf("; did you mean %q?", n)
 }
 
 // Nearest returns the name with the smallest edit distance to s; the first of equals.
