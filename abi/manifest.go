@@ -111,6 +111,9 @@ func (m *Manifest) Validate() error {
 	if m.Version == "" || len(m.Version) > nameBytesMax {
 		return bad("version %q must have 1 to %d bytes", m.Version, nameBytesMax)
 	}
+	if !shown(m.Version) {
+		return bad("version %q has characters that do not print", m.Version)
+	}
 	if len(m.Params) > paramsMax {
 		return bad("%d parameters; at most %d are allowed", len(m.Params), paramsMax)
 	}
@@ -140,6 +143,9 @@ func (m *Manifest) Validate() error {
 		if m.Param(a) < 0 {
 			return bad("mask_args names %q, which is no parameter", a)
 		}
+		if p := &m.Params[m.Param(a)]; p.Min == 0 && (m.Mask == MaskChunk || m.Mask == MaskLatent) {
+			return bad("mask %s divides by parameter %s, whose min is 0; it must be at least 1", m.Mask, a)
+		}
 	}
 	return nil
 }
@@ -152,6 +158,14 @@ func (m *Manifest) checkParam(i int) error {
 	for j := range i {
 		if m.Params[j].Name == p.Name {
 			return fmt.Errorf("parameter %s is declared twice", p.Name)
+		}
+	}
+	if !shown(p.Unit) {
+		return fmt.Errorf("parameter %s: unit %q must have at most %d printable characters", p.Name, p.Unit, nameBytesMax)
+	}
+	for _, e := range p.Enum {
+		if e == "" || !shown(e) {
+			return fmt.Errorf("parameter %s: enum name %q must have 1 to %d printable characters", p.Name, e, nameBytesMax)
 		}
 	}
 	if p.Max < p.Min {
@@ -193,6 +207,12 @@ func (m *Manifest) CheckParams(values []uint64) error {
 		}
 	}
 	return nil
+}
+
+// shown reports whether a text of a manifest can be printed as it is: a manifest comes
+// from anywhere, and a terminal obeys what it is sent.
+func shown(s string) bool {
+	return len(s) <= nameBytesMax && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
 func checkName(what, s string) error {

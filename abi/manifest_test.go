@@ -109,3 +109,27 @@ func FuzzManifestValidate(f *testing.F) {
 		require.NoError(t, m.CheckParams(lowest))
 	})
 }
+
+// TestManifestsThatWouldHurtTheirHost: a divisor of 0, and texts that a terminal obeys.
+func TestManifestsThatWouldHurtTheirHost(t *testing.T) {
+	good := func() Manifest {
+		return Manifest{Name: "t", Version: "1", Kind: KindSpec, Mask: MaskChunk, MaskArgs: []string{"c"},
+			Params: []Param{{Name: "c", Min: 1, Max: 9, Default: 1}}}
+	}
+	m := good()
+	if err := m.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(m *Manifest){
+		"whose min is 0":       func(m *Manifest) { m.Params[0].Min = 0 },
+		"version \"\\x1b[2J\"": func(m *Manifest) { m.Version = "\x1b[2J" },
+		"unit \"\\x1b[2J\"":    func(m *Manifest) { m.Params[0].Unit = "\x1b[2J" },
+		"enum name \"a\\rb\"":  func(m *Manifest) { m.Params[0].Enum = []string{"a\rb"} },
+	} {
+		m := good()
+		change(&m)
+		if err := m.Validate(); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -92,6 +92,8 @@ type Verdict struct {
 	Counterexample *check.Counterexample `json:"counterexample,omitempty"`
 	// Reused says that the verdict was kept from an earlier run.
 	Reused bool `json:"reused,omitempty"`
+	// NotKept says why an accepted verdict could not be kept for the next run.
+	NotKept string `json:"not_kept,omitempty"`
 }
 
 // Verdict values.
@@ -138,6 +140,9 @@ func (e *Entry) open(ctx context.Context, open Opener, at, who, ref string, kind
 	}
 	if m.Kind != kind {
 		return fmt.Errorf("%s: rule %s is a %s; a %s is needed here", at, ref, m.Kind, kind)
+	}
+	if m.Mask == abi.MaskPromptWindow || m.Mask == abi.MaskState {
+		return fmt.Errorf("%s: rule %s has the mask %s, whose relations this build does not have; it cannot be judged", at, ref, m.Mask)
 	}
 	values, err := deploy.Values(at, m, params)
 	if err != nil {
@@ -231,7 +236,7 @@ func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options)
 	}
 	loaded := clock().Sub(began)
 	key := verdictKey(d.Digest(), e.RulesDigest(), o.Checker, fmt.Sprint(o.Check.Seed))
-	if v := loadVerdict(o.Verdicts, key); v != nil && v.DeploymentDigest == d.Digest() && v.RulesDigest == e.RulesDigest() && v.Checker == o.Checker {
+	if v := loadVerdict(o.Verdicts, key); v != nil && v.of(e) && v.Checker == o.Checker {
 		v.LoadSeconds = loaded.Seconds()
 		e.Verdict = v
 		return e, nil
@@ -243,7 +248,10 @@ func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options)
 	if e.Verdict.Verdict == Refused {
 		return nil, &Refusal{e.Verdict}
 	}
-	return e, saveVerdict(o.Verdicts, key, e.Verdict)
+	if err := saveVerdict(o.Verdicts, key, e.Verdict); err != nil {
+		e.Verdict.NotKept = err.Error() // it is a verdict all the same
+	}
+	return e, nil
 }
 
 func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) error {
@@ -300,6 +308,20 @@ type VerdictStore interface {
 	Save(key string, data []byte) error
 }
 
+// of reports whether v is a verdict on e.
+func (v *Verdict) of(e *Entry) bool {
+	if v.Model != e.Deployment.Model || v.DeploymentDigest != e.Deployment.Digest() || v.RulesDigest != e.RulesDigest() ||
+		v.Counterexample != nil || len(v.Rules) != len(e.rules) {
+		return false
+	}
+	for i := range e.rules {
+		if v.Rules[i].For != e.rules[i].For || v.Rules[i].Digest != e.rules[i].Digest {
+			return false
+		}
+	}
+	return true
+}
+
 func verdictKey(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {
@@ -329,8 +351,5 @@ func saveVerdict(s VerdictStore, key string, v *Verdict) error {
 	if err != nil {
 		return err
 	}
-	if err := s.Save(key, b); err != nil {
-		return fmt.Errorf("keep the verdict of %s: %w", v.Model, err)
-	}
-	return nil
+	return s.Save(key, b)
 }

@@ -137,8 +137,10 @@ func TestRulesDigest(t *testing.T) {
 
 func TestVerdictStoreThatFails(t *testing.T) {
 	s := &store{kept: map[string][]byte{}, fail: errors.New("disk full")}
-	_, err := registry.Register(context.Background(), parse(t, file), native, registry.Options{Verdicts: s})
-	require.EqualError(t, err, "keep the verdict of small: disk full")
+	e, err := registry.Register(context.Background(), parse(t, file), native, registry.Options{Verdicts: s})
+	require.NoError(t, err, "a verdict that cannot be kept is a verdict")
+	require.Equal(t, registry.Accepted, e.Verdict.Verdict)
+	require.Equal(t, "disk full", e.Verdict.NotKept)
 	s.fail = nil
 	first, err := registry.Register(context.Background(), parse(t, file), native, registry.Options{Verdicts: s, Checker: "1"})
 	require.NoError(t, err)

@@ -96,10 +96,18 @@ type dirStore string
 
 func (d dirStore) path(key string) string { return filepath.Join(string(d), key+".json") }
 
+// verdictBytesMax bounds a kept verdict; one of 64 groups has some 50 KiB.
+const verdictBytesMax = 1 << 20
+
+// Load returns nil for whatever is no readable verdict: then it is not kept.
 func (d dirStore) Load(key string) []byte {
+	info, err := os.Lstat(d.path(key))
+	if err != nil || !info.Mode().IsRegular() || info.Size() > verdictBytesMax { // opening a pipe would wait
+		return nil
+	}
 	b, err := os.ReadFile(d.path(key))
 	if err != nil {
-		return nil // a verdict that cannot be read is one that is not kept
+		return nil
 	}
 	return b
 }

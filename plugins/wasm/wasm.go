@@ -71,6 +71,9 @@ const (
 	// honest call, a scan of abi.MaxChunks chunks, takes 50 ms.
 	CallTimeoutDefault = time.Second
 
+	// CompileTimeoutDefault is thirty times what a plain Go guest takes on a busy core.
+	CompileTimeoutDefault = 30 * time.Second
+
 	// PoolMaxDefault bounds the instances of one module. A plain Go guest takes 3.3 MB
 	// each; more instances than cores only serve goroutines that are not running.
 	PoolMaxDefault = 32
@@ -105,6 +108,9 @@ type Options struct {
 	// CallTimeoutDefault.
 	CallTimeout time.Duration
 
+	// CompileTimeout ends the wait for the compiler. 0 means CompileTimeoutDefault.
+	CompileTimeout time.Duration
+
 	// PoolMax bounds the instances that calls borrow at one time; pinned ones do not
 	// count. 0 means PoolMaxDefault.
 	PoolMax int
@@ -129,6 +135,9 @@ type Module struct {
 func Load(ctx context.Context, name string, wasm []byte, o Options) (*Module, error) {
 	if o.CallTimeout == 0 {
 		o.CallTimeout = CallTimeoutDefault
+	}
+	if o.CompileTimeout == 0 {
+		o.CompileTimeout = CompileTimeoutDefault
 	}
 	if o.PoolMax == 0 {
 		o.PoolMax = PoolMaxDefault
@@ -166,8 +175,8 @@ func (m *Module) load(ctx context.Context, wasm []byte) error {
 		config = config.WithCompilationCache(cache)
 	}
 	m.runtime = wazero.NewRuntimeWithConfig(ctx, config)
-	if m.code, err = m.runtime.CompileModule(ctx, wasm); err != nil {
-		return fmt.Errorf("not a valid module: %w", err)
+	if err := m.compile(ctx, wasm); err != nil {
+		return err
 	}
 	if err := m.checkExports(); err != nil {
 		return err
@@ -222,4 +231,41 @@ func (m *Module) release(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// compile compiles the module within Options.CompileTimeout. The compiler cannot be
+// interrupted, and some functions of a few kilobytes, such as many variables in deep
+// loops, take it hours: then it is left behind, and freed when it ends.
+func (m *Module) compile(ctx context.Context, wasm []byte) error {
+	type result struct {
+		code wazero.CompiledModule
+		err  error
+	}
+	runtime, cache := m.runtime, m.cache
+	ended := make(chan result, 1)
+	go func() {
+		code, err := runtime.CompileModule(context.WithoutCancel(ctx), wasm)
+		ended <- result{code, err}
+	}()
+	limit := time.NewTimer(m.opts.CompileTimeout)
+	defer limit.Stop()
+	var why error
+	select {
+	case r := <-ended:
+		if m.code = r.code; r.err != nil {
+			return fmt.Errorf("not a valid module: %w", r.err)
+		}
+		return nil
+	case <-ctx.Done():
+		why = ctx.Err()
+	case <-limit.C:
+		why = fmt.Errorf("it was still being compiled after %v; is a function of it very large, or are its loops nested very deep?", m.opts.CompileTimeout)
+	}
+	left := &Module{runtime: runtime, cache: cache}
+	m.runtime, m.cache = nil, nil // released when the compiler is done with them
+	go func() {
+		<-ended
+		_ = left.release(context.Background())
+	}()
+	return why
 }

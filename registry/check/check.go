@@ -131,7 +131,8 @@ type worker struct {
 	planner *plan.Planner
 	other   plan.Model // a second opening of the rules: fresh ones, for pure
 	closers []func()
-	masked  []map[uint64]bool // per group: resume points whose Need equals the mask
+	reads   []func(q, k, prompt uint64) bool // per group: the mask; nil when unverified
+	truths  []truth                          // per group
 	tmp     abi.Bitmap
 }
 
@@ -154,8 +155,13 @@ func (r *run) open() error {
 		if len(m.Groups) != len(r.subject.Groups) {
 			return fmt.Errorf("%d groups, but %d claims", len(m.Groups), len(r.subject.Groups))
 		}
-		for range m.Groups {
-			w.masked = append(w.masked, map[uint64]bool{})
+		w.truths = make([]truth, len(m.Groups))
+		for g := range m.Groups {
+			var reads func(q, k, prompt uint64) bool
+			if c := &r.subject.Groups[g]; c.Manifest.Mask != abi.MaskUnverified {
+				reads = readsOf(c)
+			}
+			w.reads = append(w.reads, reads)
 		}
 		if w.other, release, err = r.subject.Open(); err != nil {
 			return fmt.Errorf("open rules: %w", err)
@@ -200,6 +206,7 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 		{lengths{1, []uint64{1}}, 1, (*worker).states},
 		{lengths{int(r.subject.MaxTokens), nil}, 256, (*worker).sweep},
 		{edges, 8, (*worker).arrivals},
+		{edges, 8, (*worker).consumers},
 		{edges, 8, (*worker).shared},
 		{edges, 8, (*worker).schedule},
 	}

@@ -60,6 +60,11 @@ type Counterexample struct {
 	// ResidentTokens and GPUTokens: what the producer's tier and GPU already held.
 	ResidentTokens uint64 `json:"resident_tokens,omitempty"`
 	GPUTokens      uint64 `json:"gpu_tokens,omitempty"`
+	// Offers is how often the producer was offered the prefix before; JunctionTokens the
+	// junction that it was told.
+	Offers         uint64 `json:"offers,omitempty"`
+	JunctionTokens uint64 `json:"junction_tokens,omitempty"`
+	LoadCapTokens  uint64 `json:"load_cap_tokens,omitempty"`
 	// TextTokens, StepTokens and AbortTokens: how the producer's engine ran.
 	TextTokens  uint64 `json:"text_tokens,omitempty"`
 	StepTokens  uint64 `json:"step_tokens,omitempty"`

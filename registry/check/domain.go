@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/registry/plan"
 )
 
@@ -23,6 +24,9 @@ type Domain struct {
 	// short, else those lengths in them next to a block's, a chunk's, the alignment's
 	// or a parameter's edge, and drawn ones.
 	EdgeLengths int `json:"edge_lengths"`
+	// EdgesFound is how many such lengths there are; when there are more than are run, the
+	// shorter half of those that are run is complete and the rest is drawn.
+	EdgesFound int `json:"edges_found"`
 	// EdgeExhaustive says that all residues are among them.
 	EdgeExhaustive bool `json:"edge_exhaustive"`
 	// Drawn of the edge lengths were drawn with Seed.
@@ -46,6 +50,10 @@ const (
 	// residuesMax is the largest period of which all residues are run: four periods of
 	// it are 2,048 lengths, about a second of work.
 	residuesMax = 512
+	// edgeLengthsMax bounds the edge lengths, each of which costs about a hundred plans and
+	// some twenty prompts computed in steps: chunks of one token would make every length
+	// an edge.
+	edgeLengthsMax = 4096
 	// drawnLengths is the number of drawn lengths beside the edges.
 	drawnLengths = 128
 )
@@ -63,6 +71,11 @@ func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
 	}
 	for i := range m.Groups {
 		d.PeriodTokens = lcm(d.PeriodTokens, m.Groups[i].ChunkTokens)
+	}
+	for i := range s.Groups {
+		if c := &s.Groups[i]; c.Manifest.Mask == abi.MaskChunk || c.Manifest.Mask == abi.MaskLatent {
+			d.PeriodTokens = lcm(d.PeriodTokens, max(1, c.Params[c.Manifest.Param(c.Manifest.MaskArgs[0])]))
+		}
 	}
 	d.EdgeExhaustive = d.PeriodTokens <= residuesMax
 	set := map[uint64]bool{}
@@ -98,8 +111,26 @@ func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
 		d.edges = append(d.edges, n)
 	}
 	slices.Sort(d.edges)
+	d.thin(&draw)
 	d.EdgeLengths = len(d.edges)
 	return d
+}
+
+// thin keeps the shorter half of what may be kept, where most failures show first, and
+// draws the other half from the longer lengths.
+func (d *Domain) thin(draw *rng) {
+	d.EdgesFound = len(d.edges)
+	const half = edgeLengthsMax / 2
+	if len(d.edges) <= edgeLengthsMax {
+		return
+	}
+	rest := d.edges[half:]
+	for i := range half { // the first half places of rest become a drawn sample
+		j := i + int(draw.below(uint64(len(rest)-i)))
+		rest[i], rest[j] = rest[j], rest[i]
+	}
+	d.edges = d.edges[:edgeLengthsMax]
+	slices.Sort(d.edges)
 }
 
 // isEdge reports whether n is next to a chunk's edge of some group. Blocks' edges inside
@@ -119,6 +150,9 @@ func (d *Domain) Lines() []string {
 	where := "next to the edges of chunks in the first three periods and the last one"
 	if d.EdgeExhaustive {
 		where = "all of the first three periods and the last one"
+	}
+	if d.EdgesFound > d.EdgeLengths {
+		where += fmt.Sprintf(", drawn from %d beyond the first %d", d.EdgesFound, edgeLengthsMax/2)
 	}
 	return []string{
 		fmt.Sprintf("every prompt length from 1 to %d: %s", d.PromptTokens, strings.Join(d.Sweep, ", ")),

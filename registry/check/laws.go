@@ -230,7 +230,8 @@ func (w *worker) longTables(g int) (*Counterexample, error) {
 			for range draw.below(4) {
 				t.Put(int(draw.below(uint64(n))), abi.State(draw.below(4)))
 			}
-			if ce, err := w.laws(g, draw.below(3), n, 0, t); ce != nil || err != nil {
+			lo := min(draw.below(3), uint64(abi.MaxChunks-n))
+			if ce, err := w.laws(g, lo, n, 0, t); ce != nil || err != nil {
 				return ce, err
 			}
 		}
@@ -254,6 +255,12 @@ func (w *worker) laws(g int, lo uint64, n int, bound uint64, t abi.States) (*Cou
 		AlignTokens: w.model().AlignTokens, LocalTokens: lo * gr.ChunkTokens, BoundTokens: bound,
 		Lo: uint32(lo), Hi: uint32(lo) + uint32(n),
 	}
+	return w.law(g, r, t)
+}
+
+// law judges the laws for one table and Round.
+func (w *worker) law(g int, r abi.Round, t abi.States) (*Counterexample, error) {
+	gr, n := &w.model().Groups[g], r.Chunks()
 	l := lawyer{rule: gr.Rule, r: r, n: n, t: t}
 	text, err := l.judge()
 	if err != nil {
@@ -262,7 +269,7 @@ func (w *worker) laws(g int, lo uint64, n int, bound uint64, t abi.States) (*Cou
 	if text == "" {
 		return nil, nil
 	}
-	ce := &Counterexample{PromptTokens: r.PromptTokens, LocalTokens: r.LocalTokens, BoundTokens: bound, States: t.Format(n), StatesFrom: uint32(lo)}
+	ce := &Counterexample{PromptTokens: r.PromptTokens, LocalTokens: r.LocalTokens, BoundTokens: r.BoundTokens, States: t.Format(n), StatesFrom: r.Lo}
 	return w.failAt(ce, "states", gr.Name, text), nil
 }
 
@@ -325,6 +332,15 @@ func (l *lawyer) judge() (string, error) {
 	}
 	if text, err := l.unchanged(span, demand, abi.Retry, abi.Miss, "Retry turned into Miss, although the scan was not deferred,"); text != "" || err != nil {
 		return text, err
+	}
+	if t, changed := l.with(abi.Retry, abi.Hit); changed {
+		s, _, err := l.scan(t)
+		if err != nil {
+			return "", err
+		}
+		if s != span {
+			return fmt.Sprintf("the answer hangs on what is not known yet, but the scan is not deferred: with Hits for Retries, %d usable became %d", span.Usable, s.Usable), nil
+		}
 	}
 	return l.monotone(span)
 }

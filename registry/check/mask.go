@@ -2,42 +2,55 @@ package check
 
 import "github.com/tierd/tierd/abi"
 
+// A truth is what a mask reads from one point on, kept for the next case: neighbouring
+// prompts mostly resume at the same point.
+type truth struct {
+	n, prompt, chunk uint64
+	reads            abi.Bitmap
+}
+
 // mask compares what a rule says is needed from token n on with what its manifest's mask
 // lets the query at n read. Every mask of the closed list reads less and less of an old
 // prefix as the query moves on, so the query at n reads all that later ones do.
-//
-// It goes token by token, from the definition, and remembers the points it has seen.
-func (w *worker) mask(ce *Counterexample, g int, n uint64, need abi.Bitmap) *Counterexample {
+func (w *worker) mask(ce *Counterexample, g int, n, chunk uint64, need abi.Bitmap) *Counterexample {
 	claim := &w.subject.Groups[g]
-	if w.masked[g][n] || claim.Manifest.Mask == abi.MaskUnverified || !w.domain.maskAt(n) {
+	if claim.Manifest.Mask == abi.MaskUnverified {
 		return nil
 	}
-	gr := &w.model().Groups[g]
-	want := abi.NewBitmap(int(n/gr.ChunkTokens) + 1)
-	reads := readsOf(claim)
-	for k := uint64(0); k < n; k++ {
-		if reads(n, k, ce.PromptTokens) {
-			want.Set(int(k / gr.ChunkTokens))
-			k = (k/gr.ChunkTokens+1)*gr.ChunkTokens - 1 // the chunk is decided
+	t := &w.truths[g]
+	if t.n != n || t.prompt != ce.PromptTokens && claim.Manifest.Mask == abi.MaskPromptWindow || t.chunk != chunk {
+		t.n, t.prompt, t.chunk = n, ce.PromptTokens, chunk
+		t.reads = zeroed(t.reads, int(n/chunk)+1)
+		for c := uint64(0); c*chunk < n; c++ {
+			if w.readsAny(g, n, c*chunk, min(n, (c+1)*chunk), ce.PromptTokens) {
+				t.reads.Set(int(c))
+			}
 		}
 	}
-	if want.Equal(need) {
-		w.masked[g][n] = true
+	if t.reads.Equal(need) {
 		return nil
 	}
-	mask := string(claim.Manifest.Mask)
-	if missing := minus(want, need); missing != nil {
-		return w.fail(ce, "needs", g, "Need leaves out chunks that attention reads, by the mask "+mask,
-			row{"mask", at(g, want)}, row{"need", at(g, need)}, row{"missing", at(g, missing)})
+	what := "chunks"
+	if chunk != w.model().Groups[g].ChunkTokens {
+		what = "blocks"
 	}
-	return w.fail(ce, "needs", g, "Need names chunks that attention does not read, by the mask "+mask,
-		row{"mask", at(g, want)}, row{"need", at(g, need)}, row{"surplus", at(g, minus(need, want))})
+	mask := string(claim.Manifest.Mask)
+	if missing := minus(t.reads, need); missing != nil {
+		ce = w.fail(ce, "needs", g, "Need leaves out "+what+" that attention reads, by the mask "+mask,
+			row{"mask", at(g, t.reads)}, row{"need", at(g, need)}, row{"missing", at(g, missing)})
+	} else {
+		ce = w.fail(ce, "needs", g, "Need names "+what+" that attention does not read, by the mask "+mask,
+			row{"mask", at(g, t.reads)}, row{"need", at(g, need)}, row{"surplus", at(g, minus(need, t.reads))})
+	}
+	ce.Groups[g].ChunkTokens = chunk // the unit of the rows
+	return ce
 }
 
-// maskAt reports whether Need at n is compared with the mask: at every point of the
-// first three periods, and at the edges after them.
-func (d *Domain) maskAt(n uint64) bool {
-	return n <= 3*d.PeriodTokens || d.isEdgeLength(n)
+// readsAny reports whether the query at q reads a key of [lo, hi), hi at most q. What a
+// mask of the closed list reads below q is a prefix, a run that ends at q, or both, so
+// the first and the last token of the range decide.
+func (w *worker) readsAny(g int, q, lo, hi, prompt uint64) bool {
+	return lo < hi && (w.reads[g](q, lo, prompt) || w.reads[g](q, hi-1, prompt))
 }
 
 func (d *Domain) isEdgeLength(n uint64) bool {

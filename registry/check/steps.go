@@ -1,6 +1,7 @@
 package check
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -89,14 +90,14 @@ func (p *producer) alive(g int, b, n uint64) (bool, error) {
 	if (b+1)*bt > p.at && n > p.at {
 		return true, nil
 	}
-	gr := p.w.model().Groups[g]
-	r := abi.Round{BlockTokens: bt, ChunkTokens: bt, PromptTokens: p.prompt, StoredTokens: p.prompt,
-		ResumeTokens: p.at, AlignTokens: p.w.model().AlignTokens, Hi: uint32((p.at + bt - 1) / bt)}
-	need := abi.NewBitmap(r.Chunks())
-	if err := gr.Rule.Need(r, need); err != nil {
-		return false, err
+	if p.w.reads[g] != nil { // the mask decides, not what the rule says of it
+		return p.w.readsAny(g, p.at, b*bt, min(p.at, (b+1)*bt), p.prompt), nil
 	}
-	return int(b) < r.Chunks() && need.Get(int(b)), nil
+	need, err := p.w.need(g, bt, p.prompt, p.at)
+	if errors.Is(err, abi.ErrNoResume) {
+		return false, nil
+	}
+	return err == nil && b*bt < p.at && need.Get(int(b)), err
 }
 
 func (p *producer) native(n uint64) error {
@@ -123,6 +124,13 @@ func (w *worker) schedule(prompt uint64) (*Counterexample, error) {
 		want, err := w.finalSupply(prompt, text)
 		if err != nil {
 			return w.broken("schedule", prompt, err)
+		}
+		if w.subject.Probe {
+			ce, err := w.readers(prompt, reader{"the next turn resumes earlier than the last whole chunk of the text before it",
+				text + 1, text, want, w.floor(w.wholeText(prompt, text))})
+			if ce != nil || err != nil {
+				return ce, err
+			}
 		}
 		for _, step := range w.stepSizes(text, &draw) {
 			w.count("schedule")
@@ -162,6 +170,17 @@ func (w *worker) texts(prompt uint64, draw *rng) []uint64 {
 		}
 	}
 	return out
+}
+
+// wholeText is how much of a text all groups store: a draft group leaves out the last
+// token of a generated text.
+func (w *worker) wholeText(prompt, text uint64) uint64 {
+	for g := range w.model().Groups {
+		if w.model().Groups[g].Draft && text > prompt {
+			return text - 1
+		}
+	}
+	return text
 }
 
 // finalSupply is what a request supplies in all: at its prompt's end and its text's end.
@@ -271,6 +290,9 @@ func (w *worker) warm(prompt uint64) (*Counterexample, error) {
 	}
 	demand := cloneSets(pl.Demand)
 	ct := w.model().Groups[0].ChunkTokens
+	if ce, err := w.warmPolicies(prompt, pl.ResumeTokens, demand); ce != nil || err != nil {
+		return ce, err
+	}
 	residents := []uint64{0, ct, prompt / 2, prompt}
 	slices.Sort(residents)
 	for _, resident := range slices.Compact(residents) {
@@ -300,6 +322,39 @@ func (w *worker) warm(prompt uint64) (*Counterexample, error) {
 	return nil, nil
 }
 
+// warmPolicies judges what the policies admit for many resident prefixes and numbers of
+// offers: only they see these, so no machine is needed.
+func (w *worker) warmPolicies(prompt, resume uint64, demand []abi.Bitmap) (*Counterexample, error) {
+	if len(w.model().Policies) == 0 {
+		return nil, nil
+	}
+	draw := rng(w.options.Seed ^ prompt)
+	ct := w.model().Groups[0].ChunkTokens
+	residents := []uint64{0, min(ct, prompt), prompt / 4, prompt / 2, prompt / 4 * 3, prompt - 1, prompt, draw.below(prompt), draw.below(prompt) / ct * ct}
+	slices.Sort(residents)
+	for _, resident := range slices.Compact(residents) {
+		for _, offers := range [...]uint64{0, 1, 2, 3 + draw.below(1000)} {
+			w.count("warm")
+			supply, _, err := w.planner.PromptSupply(plan.Start{PromptTokens: prompt, ResidentTokens: resident, Offers: offers})
+			if err != nil {
+				return w.broken("warm", prompt, err)
+			}
+			for g := range demand {
+				if minus(demand[g], supply[g]) != nil {
+					ce := &Counterexample{PromptTokens: prompt, ResidentTokens: resident, Offers: offers, ResumeTokens: resume}
+					why := "a producer that already holds a prefix supplies less than a cold one, and the consumer demands the rest"
+					if resident == 0 {
+						why = "a producer that was offered a prefix before supplies less than the first time, and the consumer demands the rest"
+					}
+					return w.fail(ce, "warm", g, why,
+						row{"supply", supply}, row{"demand", demand}, row{"missing", minusAll(demand, supply)}), nil
+				}
+			}
+		}
+	}
+	return nil, nil
+}
+
 // held returns the chunks below the resident prefix that a producer would pin.
 func (w *worker) held(s plan.Start, resident uint64) ([]abi.Bitmap, error) {
 	sets, err := w.planner.Wanted(s)
@@ -318,6 +373,9 @@ func (w *worker) warmCase(s plan.Start, gpu, resident, resume uint64, demand []a
 	p, err := w.produce(s)
 	if err == nil {
 		err = p.native(gpu)
+	}
+	if errors.Is(err, abi.ErrNoResume) { // no engine has a prefix that cannot be gone on from
+		return nil, nil
 	}
 	if err == nil {
 		err = p.step(s.PromptTokens)

@@ -20,8 +20,8 @@ func (w *worker) sweep(prompt uint64) (*Counterexample, error) {
 			return ce, err
 		}
 	}
-	if ce := w.owned(prompt, supply); ce != nil {
-		return ce, nil
+	if ce, err := w.owned(prompt, supply); ce != nil || err != nil {
+		return ce, err
 	}
 	return w.reuse(start, supply, resume)
 }
@@ -44,6 +44,9 @@ func (w *worker) consumer(prompt, local uint64, supply []abi.Bitmap) (*Counterex
 		return w.broken("covers", prompt, err)
 	}
 	ce := &Counterexample{PromptTokens: prompt, LocalTokens: local, ResumeTokens: pl.ResumeTokens}
+	if pl.Deferred {
+		return w.deferred(ce, pl), nil
+	}
 	if w.subject.PD {
 		w.count("covers")
 		for g := range pl.Demand {
@@ -58,13 +61,26 @@ func (w *worker) consumer(prompt, local uint64, supply []abi.Bitmap) (*Counterex
 		return ce, err
 	}
 	w.count("useful")
-	if least := w.floor(prompt - 1); pl.ResumeTokens < min(least, prompt-1) {
+	if least := w.floor(prompt - 1); pl.ResumeTokens < least && pl.ResumeTokens < w.permitted(prompt, local, least) {
 		ce.WantTokens = least
 		g := w.limiting(prompt, local, least, w.tables(w.complete(prompt), prompt))
 		return w.fail(ce, "useful", g, "the whole prompt is stored, but the consumer resumes earlier than its last whole chunk",
 			row{"supply", supply}, row{"demand", cloneSets(pl.Demand)}, row{"need", w.needAll(prompt, least)}), nil
 	}
 	return nil, nil
+}
+
+// deferred refuses a plan that waits although every state is known.
+func (w *worker) deferred(ce *Counterexample, pl plan.Plan) *Counterexample {
+	g := 0
+	for i := range pl.Demand {
+		if !pl.Demand[i].Empty() {
+			g = i
+			break
+		}
+	}
+	ce.ResumeTokens = 0
+	return w.fail(ce, "states", g, "the scan is deferred, although every state is known", row{"demand", pl.Demand})
 }
 
 // floor returns the last common chunk edge at or before n and the store cap.
@@ -79,6 +95,34 @@ func (w *worker) floor(n uint64) uint64 {
 	return n / l * l
 }
 
+// permitted returns the last common chunk edge at or before token n to which the policies
+// let a consumer fetch: every chunk below it is admitted, and every range reaches it. A
+// policy may narrow what is stored and fetched; then less is useful, by intent.
+func (w *worker) permitted(prompt, local, n uint64) uint64 {
+	for _, p := range w.model().Policies {
+		for g := range w.model().Groups {
+			gr := &w.model().Groups[g]
+			r := abi.Round{BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: prompt, StoredTokens: n,
+				AlignTokens: w.model().AlignTokens, Hi: uint32(n / gr.ChunkTokens)}
+			set := abi.NewBitmap(r.Chunks())
+			if p.Rule.Reach(r, set) != nil {
+				return n // relation covers or pure names the failure
+			}
+			n = w.floor(min(n, uint64(set.NextUnset(0, r.Chunks()))*gr.ChunkTokens))
+			r.LocalTokens, r.BoundTokens, r.Lo = min(local, n), n, uint32(min(local, n)/gr.ChunkTokens)
+			r.Hi = uint32((n + gr.ChunkTokens - 1) / gr.ChunkTokens)
+			hits := abi.NewStates(r.Chunks())
+			hits.Fill(0, r.Chunks(), abi.Hit)
+			span, err := p.Rule.Scan(r, hits, abi.NewBitmap(r.Chunks()))
+			if err != nil {
+				return n
+			}
+			n = w.floor(min(n, (uint64(r.Lo)+uint64(span.Usable))*gr.ChunkTokens))
+		}
+	}
+	return n
+}
+
 // needs judges one plan: what attention reads from its resume point on is in its demand
 // or local.
 func (w *worker) needs(ce *Counterexample, pl plan.Plan) (*Counterexample, error) {
@@ -87,14 +131,15 @@ func (w *worker) needs(ce *Counterexample, pl plan.Plan) (*Counterexample, error
 		return nil, nil
 	}
 	for g := range pl.Demand {
-		need, err := w.need(g, ce.PromptTokens, e)
+		ct := w.model().Groups[g].ChunkTokens
+		need, err := w.need(g, ct, ce.PromptTokens, e)
 		if errors.Is(err, abi.ErrNoResume) {
 			return w.fail(ce, "needs", g, "the plan resumes where the rule says that no KV can be resumed", row{"demand", pl.Demand}), nil
 		}
 		if err != nil {
 			return w.broken("needs", ce.PromptTokens, err)
 		}
-		if bad := w.mask(ce, g, e, need); bad != nil {
+		if bad := w.mask(ce, g, e, ct, need); bad != nil {
 			return bad, nil
 		}
 		need.UnsetRange(0, int(min(local/w.model().Groups[g].ChunkTokens, uint64(len(need)*64))))
@@ -107,69 +152,33 @@ func (w *worker) needs(ce *Counterexample, pl plan.Plan) (*Counterexample, error
 }
 
 // need asks the rule of group g what attention reads from token n on. The answer is the
-// worker's scratch.
-func (w *worker) need(g int, prompt, n uint64) (abi.Bitmap, error) {
+// worker's scratch, in chunks of the given size.
+func (w *worker) need(g int, chunk, prompt, n uint64) (abi.Bitmap, error) {
 	gr := &w.model().Groups[g]
 	r := abi.Round{
-		BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: prompt,
+		BlockTokens: gr.BlockTokens, ChunkTokens: chunk, PromptTokens: prompt,
 		StoredTokens: prompt, ResumeTokens: n, AlignTokens: w.model().AlignTokens,
-		Hi: uint32((n + gr.ChunkTokens - 1) / gr.ChunkTokens),
+		Hi: uint32((n + chunk - 1) / chunk),
 	}
 	if c := w.model().MaxStoreTokens; c > 0 {
 		r.StoredTokens = min(prompt, c)
 	}
 	w.tmp = zeroed(w.tmp, r.Chunks())
-	return w.tmp, gr.Rule.Need(r, w.tmp)
+	if err := gr.Rule.Need(r, w.tmp); err != nil {
+		return w.tmp, &plan.RuleError{Group: gr.Name, Func: "need", Round: r, Err: err}
+	}
+	return w.tmp, nil
 }
 
 // needAll returns what every group's attention reads from token n on, for a drawing.
 func (w *worker) needAll(prompt, n uint64) []abi.Bitmap {
 	sets := make([]abi.Bitmap, len(w.model().Groups))
 	for g := range sets {
-		if need, err := w.need(g, prompt, n); err == nil {
+		if need, err := w.need(g, w.model().Groups[g].ChunkTokens, prompt, n); err == nil {
 			sets[g] = append(abi.Bitmap{}, need...)
 		}
 	}
 	return sets
-}
-
-// owned judges covers when the consumer's own tier holds, or is being given, part of the
-// prompt: only what it does not have is asked of the peer.
-func (w *worker) owned(prompt uint64, supply []abi.Bitmap) *Counterexample {
-	if !w.subject.PD || !w.domain.isEdgeLength(prompt) {
-		return nil
-	}
-	for _, s := range [...]abi.State{abi.Hit, abi.Pending} {
-		for _, part := range [...]struct{ lo, hi uint64 }{{0, prompt / 2}, {prompt / 2, prompt}, {prompt / 3, prompt / 3 * 2}} {
-			own := make([]abi.States, len(supply))
-			for g := range own {
-				n := int(prompt / w.model().Groups[g].ChunkTokens)
-				own[g] = abi.NewStates(n)
-				own[g].Fill(int(part.lo)*n/int(prompt), int(part.hi)*n/int(prompt), s)
-			}
-			pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt}, own)
-			if err != nil {
-				ce, _ := w.broken("covers", prompt, err)
-				return ce
-			}
-			w.count("covers")
-			for g := range pl.Demand {
-				missing := minus(pl.Demand[g], supply[g])
-				for i := missing.Next(0); i >= 0; i = missing.Next(i + 1) {
-					if own[g].At(i) == s {
-						missing.Unset(i)
-					}
-				}
-				if missing.Empty() {
-					continue
-				}
-				ce := &Counterexample{PromptTokens: prompt, ResumeTokens: pl.ResumeTokens, States: own[g].Format(int(prompt / w.model().Groups[g].ChunkTokens))}
-				return w.fail(ce, "covers", g, "the consumer's own tier holds part of the prompt; of the rest it demands chunks that the producer never supplies",
-					row{"supply", supply}, row{"demand", pl.Demand}, row{"missing", at(g, missing)})
-			}
-		}
-	}
-	return nil
 }
 
 // A reader is a prompt that finds in its tables what another one has supplied.
@@ -200,6 +209,9 @@ func (w *worker) reuse(start plan.Start, supply []abi.Bitmap, resume uint64) (*C
 
 // shared judges that a prompt which shares a prefix resumes at its last aligned point.
 func (w *worker) shared(prompt uint64) (*Counterexample, error) {
+	if ce, err := w.junctions(prompt); ce != nil || err != nil {
+		return ce, err
+	}
 	a := w.model().AlignTokens
 	if a == 0 || prompt < 2 || !w.subject.Probe {
 		return nil, nil
@@ -223,6 +235,46 @@ func (w *worker) shared(prompt uint64) (*Counterexample, error) {
 	return nil, nil
 }
 
+// junctions judges that a producer which is told a junction supplies no less, and that a
+// prompt which shares the prefix up to it resumes there.
+func (w *worker) junctions(prompt uint64) (*Counterexample, error) {
+	draw := rng(w.options.Seed ^ prompt<<2)
+	pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt}, nil)
+	if err != nil {
+		return w.broken("covers", prompt, err)
+	}
+	demand := cloneSets(pl.Demand)
+	ct := w.model().Groups[0].ChunkTokens
+	for _, x := range [...]uint64{ct, prompt / 2, prompt - 1, prompt, 1 + draw.below(prompt)} {
+		if x == 0 || x > prompt {
+			continue
+		}
+		supply, _, err := w.planner.PromptSupply(plan.Start{PromptTokens: prompt, JunctionTokens: x})
+		if err != nil {
+			return w.broken("covers", prompt, err)
+		}
+		w.count("covers")
+		for g := range demand {
+			if minus(demand[g], supply[g]) != nil && w.subject.PD {
+				ce := &Counterexample{PromptTokens: prompt, JunctionTokens: x, ResumeTokens: pl.ResumeTokens}
+				return w.fail(ce, "covers", g, "a producer that is told a junction supplies less, and the consumer demands the rest",
+					row{"supply", supply}, row{"demand", demand}, row{"missing", minusAll(demand, supply)}), nil
+			}
+		}
+		if w.subject.Probe && x < prompt {
+			ce, err := w.readers(prompt, reader{"a prompt that shares the prefix up to the junction resumes earlier than its last whole chunk",
+				prompt, x, supply, w.floor(x)})
+			if ce != nil {
+				ce.JunctionTokens = x
+			}
+			if ce != nil || err != nil {
+				return ce, err
+			}
+		}
+	}
+	return nil, nil
+}
+
 func (w *worker) readers(producer uint64, rds ...reader) (*Counterexample, error) {
 	for _, rd := range rds {
 		w.count("useful")
@@ -231,7 +283,7 @@ func (w *worker) readers(producer uint64, rds ...reader) (*Counterexample, error
 		if err != nil {
 			return w.broken("useful", rd.prompt, err)
 		}
-		if step.Plan.ResumeTokens >= rd.want {
+		if step.Plan.ResumeTokens >= rd.want || step.Plan.ResumeTokens >= w.permitted(rd.prompt, 0, rd.want) {
 			continue
 		}
 		ce := &Counterexample{PromptTokens: rd.prompt, ProducerTokens: producer, SharedTokens: rd.upto,
@@ -329,6 +381,9 @@ func (w *worker) arrivals(prompt uint64) (*Counterexample, error) {
 			return w.broken("needs", prompt, err)
 		}
 		ce := &Counterexample{PromptTokens: prompt, LocalTokens: local, ResumeTokens: pl.ResumeTokens}
+		if pl.Deferred {
+			return w.deferred(ce, pl), nil
+		}
 		for g := range pl.Demand {
 			for i := pl.Demand[g].Next(0); i >= 0; i = pl.Demand[g].Next(i + 1) {
 				if i >= 32*len(tables[g]) || tables[g].At(i) != abi.Hit {

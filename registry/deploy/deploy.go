@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/registry/deploy/strictyaml"
@@ -94,6 +96,8 @@ const (
 	groupsMax = 64
 	// chunkBytesMax: 1 GiB is a thousand times the chunk that moves best.
 	chunkBytesMax = 1 << 30
+	// nameBytesMax bounds names, which appear in tables and as metric labels.
+	nameBytesMax = 128
 	// dimMax bounds layers, heads and head size.
 	dimMax = 1 << 16
 )
@@ -170,6 +174,10 @@ func (d *Deployment) validate() error {
 	switch {
 	case d.Model == "":
 		return fmt.Errorf("model is missing; give the model a name")
+	case !printable(d.Model):
+		return fmt.Errorf("model is %q; a name has 1 to %d printable characters", d.Model, nameBytesMax)
+	case d.AlignTokens > abi.MaxTokens:
+		return fmt.Errorf("align_tokens is %d; it must be at most %d", d.AlignTokens, uint64(abi.MaxTokens))
 	case d.MaxTokens == 0 || d.MaxTokens > abi.MaxTokens/2:
 		return fmt.Errorf("max_tokens is %d; it must be 1 to %d", d.MaxTokens, uint64(abi.MaxTokens/2))
 	case len(d.Groups) == 0:
@@ -206,6 +214,9 @@ func (d *Deployment) validateGroup(i int) error {
 	if g.Name == "" {
 		return fmt.Errorf("%s: name is missing", at)
 	}
+	if !printable(g.Name) {
+		return fmt.Errorf("%s: name is %q; a name has 1 to %d printable characters", at, g.Name, nameBytesMax)
+	}
 	at = "group " + g.Name
 	for j := range i {
 		if d.Groups[j].Name == g.Name {
@@ -240,6 +251,11 @@ func (d *Deployment) validateGroup(i int) error {
 		return fmt.Errorf("%s: max_tokens %d in chunks of %d tokens is more than %d chunks; raise chunk_blocks", at, d.MaxTokens, g.ChunkTokens(), abi.MaxChunks)
 	}
 	return nil
+}
+
+// printable reports whether a name can be shown on a terminal as it is.
+func printable(s string) bool {
+	return len(s) <= nameBytesMax && utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
 // product multiplies, and stops at the largest uint64 instead of overflowing.

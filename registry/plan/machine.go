@@ -3,6 +3,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 
 	"github.com/tierd/tierd/abi"
 )
@@ -261,7 +262,8 @@ func (gp *produced) wanted(c uint64) bool {
 	return c >= gp.stageFrom || has(gp.promised, c)
 }
 
-// nextWanted returns the lowest chunk from c on that is to be copied when computed.
+// nextWanted returns the lowest chunk from c on that is to be copied when computed; at
+// or beyond chunksMax when there is none.
 func (gp *produced) nextWanted(c uint64) uint64 {
 	for ; ; c++ {
 		if c < gp.stageFrom {
@@ -279,54 +281,97 @@ func (gp *produced) nextWanted(c uint64) uint64 {
 
 func has(b abi.Bitmap, c uint64) bool { return c < uint64(len(b))*64 && b.Get(int(c)) }
 
-// longestReuse finds the largest prefix by bisection: attention reads less and less of
-// an old prefix as it goes on, so a chunk that is dead at one prefix is dead at every
-// longer one.
+// longestReuse finds the largest prefix. Attention reads less and less of an old prefix as
+// it goes on, so a chunk that is dead at one prefix is dead at every longer one, and
+// bisection finds the last good one. Only where some group cannot go on from every token
+// (latent attention keeps one entry for several tokens) the points between two common
+// chunk edges are tried one by one.
 func (m *Machine) longestReuse() (uint64, error) {
-	lo, hi := uint64(0), m.start.PromptTokens-1
+	edge := uint64(1)
+	for g := range m.groups {
+		edge = lcm(edge, m.p.m.Groups[g].ChunkTokens)
+	}
+	top := m.start.PromptTokens - 1
+	k, _, err := m.lastGood(0, top/edge, func(k uint64) uint64 { return k * edge })
+	if err != nil {
+		return 0, err
+	}
+	lo, hi := k*edge, min((k+1)*edge-1, top)
+	n, gaps, err := m.lastGood(lo, hi, func(n uint64) uint64 { return n })
+	if err != nil || !gaps {
+		return n, err
+	}
+	for n = hi; n > lo; n-- {
+		if ok, _, err := m.reusable(n); ok || err != nil {
+			return n, err
+		}
+	}
+	return lo, nil
+}
+
+// lastGood bisects [lo, hi] for the last i whose point can be reused; lo's is taken to be
+// one. gaps says that it met a point from which some group cannot go on.
+func (m *Machine) lastGood(lo, hi uint64, point func(i uint64) uint64) (last uint64, gaps bool, err error) {
 	for lo < hi {
 		mid := lo + (hi-lo+1)/2
-		ok, err := m.aliveAt(mid)
+		ok, gap, err := m.reusable(point(mid))
 		if err != nil {
-			return 0, err
+			return 0, false, err
 		}
+		gaps = gaps || gap
 		if ok {
 			lo = mid
 		} else {
 			hi = mid - 1
 		}
 	}
-	return lo, nil
+	return lo, gaps, nil
 }
 
-// aliveAt reports whether, after a native hit of n tokens, every block below n of every
-// wanted chunk is still on the GPU.
-func (m *Machine) aliveAt(n uint64) (bool, error) {
+// reusable reports whether, after a native hit of n tokens, every block below n of every
+// wanted chunk is still on the GPU. gap says that some group cannot go on from n.
+func (m *Machine) reusable(n uint64) (ok, gap bool, err error) {
 	for g := range m.groups {
 		gp, gr := &m.groups[g], &m.p.m.Groups[g]
 		alive, err := m.p.needed(g, m.start.PromptTokens, n)
 		if errors.Is(err, abi.ErrNoResume) {
-			return false, nil
+			return false, true, nil
 		}
 		if err != nil {
-			return false, err
+			return false, false, err
 		}
 		perChunk, whole := gr.ChunkTokens/gr.BlockTokens, n/gr.BlockTokens
-		for c := gp.nextWanted(0); c*perChunk < whole; c = gp.nextWanted(c + 1) {
+		for c := gp.nextWanted(0); c < gp.chunksMax && c*perChunk < whole; c = gp.nextWanted(c + 1) {
 			end := int(min((c+1)*perChunk, whole))
 			if alive.NextUnset(int(c*perChunk), end) < end {
-				return false, nil
+				return false, false, nil
 			}
 		}
 	}
-	return true, nil
+	return true, false, nil
+}
+
+// lcm is the least common multiple; a chunk is far from overflowing it in practice, and
+// when it does overflow, any large number is as good.
+func lcm(a, b uint64) uint64 {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	if hi, lo := bits.Mul64(a/x, b); hi == 0 {
+		return lo
+	}
+	return abi.MaxTokens
 }
 
 // Native takes up a native GPU prefix hit of n tokens; 0 when there is none. Blocks of
 // the prefix that are wanted are copied, and chunks held in the tier are offered.
 func (m *Machine) Native(n uint64) (Effects, error) {
 	var fx Effects
-	if m.began {
+	switch {
+	case m.ended:
+		return fx, fmt.Errorf("native prefix of %d tokens after the request's end", n)
+	case m.began:
 		return fx, fmt.Errorf("native prefix of %d tokens given twice", n)
 	}
 	if n > 0 {
@@ -334,6 +379,11 @@ func (m *Machine) Native(n uint64) (Effects, error) {
 			return fx, err
 		} else if n > reuse {
 			return fx, fmt.Errorf("%w: %d tokens, at most %d", ErrNativeAboveReuse, n, reuse)
+		}
+		if ok, _, err := m.reusable(n); err != nil {
+			return fx, err
+		} else if !ok {
+			return fx, fmt.Errorf("native prefix of %d tokens: %w", n, abi.ErrNoResume)
 		}
 	}
 	m.began = true

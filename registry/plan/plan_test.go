@@ -334,3 +334,49 @@ func TestMachineRefusesMisuse(t *testing.T) {
 	_, err = mc.Abort()
 	require.EqualError(t, err, "abort after the request's end")
 }
+
+// sparse can go on only from multiples of every: a stand-in for latent attention.
+type sparse struct {
+	abi.SpecRule
+	every uint64
+}
+
+func (s sparse) Need(r abi.Round, out abi.Bitmap) error {
+	if r.ResumeTokens%s.every != 0 {
+		return abi.ErrNoResume
+	}
+	return s.SpecRule.Need(r, out)
+}
+
+// TestReuseWhereNotEveryTokenResumes: the longest reuse is the largest prefix that works,
+// found here by trying all, and a prefix that cannot be resumed is refused.
+func TestReuseWhereNotEveryTokenResumes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		every := rapid.SampledFrom([]uint64{1, 2, 4}).Draw(t, "every")
+		w := rapid.Uint64Range(1, 40).Draw(t, "window")
+		m := plan.Model{AlignTokens: 32, Groups: []plan.Group{
+			{Name: "latent", Rule: sparse{open(t, specs.Full()).(abi.SpecRule), every}, BlockTokens: 4, ChunkTokens: 8},
+			{Name: "sliding", Rule: open(t, specs.Window(), w, 0).(abi.SpecRule), BlockTokens: 4, ChunkTokens: 16},
+		}}
+		p, err := plan.New(m)
+		require.NoError(t, err)
+		start := plan.Start{PromptTokens: rapid.Uint64Range(1, 200).Draw(t, "prompt")}
+		mc, err := p.Produce(start)
+		require.NoError(t, err)
+		reuse, err := mc.ReuseTokens()
+		require.NoError(t, err)
+		best := uint64(0)
+		for n := uint64(1); n < start.PromptTokens; n++ {
+			if other, err := p.Produce(start); err == nil {
+				if _, err = other.Native(n); err == nil {
+					best = n
+				} else if n <= reuse {
+					require.ErrorIs(t, err, abi.ErrNoResume, "%d tokens of %d", n, reuse)
+				}
+			}
+		}
+		require.Equal(t, best, reuse)
+		// By the definition: the query at reuse+every no longer reads a wanted block.
+		require.True(t, reuse == 0 || reuse%every == 0)
+	})
+}

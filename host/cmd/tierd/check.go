@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
@@ -60,7 +62,11 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 					return err
 				}
 			} else {
-				printVerdict(cmd.OutOrStdout(), v)
+				var out bytes.Buffer
+				printVerdict(&out, v)
+				if _, err := out.WriteTo(cmd.OutOrStdout()); err != nil {
+					return err
+				}
 			}
 			if v.Verdict != registry.Accepted {
 				return &exitError{exitRefused}
@@ -93,13 +99,26 @@ func judge(ctx context.Context, path, state string, seed uint64, progress io.Wri
 	return r.Verdict, r.Close(ctx)
 }
 
-// progressTo returns a progress function that draws a bar when w is a terminal.
+// progressEvery is how often a check says how far it is where there is no terminal: often
+// enough to show that it lives, seldom enough for a log.
+const progressEvery = 10 * time.Second
+
+// progressTo returns a progress function that draws a bar when w is a terminal, and
+// writes a line now and then when it is not.
 func progressTo(w io.Writer) (update func(done, total int), finish func()) {
+	var mu sync.Mutex
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return nil, func() {}
+		next := time.Now().Add(progressEvery)
+		return func(done, total int) {
+			mu.Lock()
+			defer mu.Unlock()
+			if now := time.Now(); now.After(next) {
+				next = now.Add(progressEvery)
+				fmt.Fprintf(w, "tierd check: %d %% of the prompt lengths done\n", 100*done/max(total, 1))
+			}
+		}, func() {}
 	}
-	var mu sync.Mutex
 	var bar *progressbar.ProgressBar
 	update = func(done, total int) {
 		mu.Lock()
@@ -151,6 +170,9 @@ func printVerdict(w io.Writer, v *registry.Verdict) {
 		took = "reused from an earlier check"
 	}
 	fmt.Fprintf(w, "  %-12s %d %s: %s\n", "cases", v.Cases, took, strings.Join(parts, ", "))
+	if v.NotKept != "" {
+		fmt.Fprintf(w, "  %-12s the verdict could not be kept for the next run: %s\n", "not kept", v.NotKept)
+	}
 	if len(v.UnverifiedNeed) > 0 {
 		fmt.Fprintf(w, "  %-12s of %s: no mask of the list describes it, so it is taken on trust\n", "need", strings.Join(v.UnverifiedNeed, ", "))
 	}

@@ -7,7 +7,9 @@
 package strictyaml
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"math"
 	"reflect"
 	"slices"
@@ -42,11 +44,19 @@ func Decode(name string, data []byte, into any) error {
 		return d.errorf(0, "%d bytes; a configuration file has at most %d", len(data), FileBytesMax)
 	}
 	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil {
+	documents := yaml.NewDecoder(bytes.NewReader(data))
+	if err := documents.Decode(&doc); err != nil && err != io.EOF {
 		return d.errorf(0, "not valid YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if doc.Kind == 0 || len(doc.Content) == 0 {
 		return d.errorf(0, "the file is empty")
+	}
+	var more yaml.Node
+	switch err := documents.Decode(&more); {
+	case err == nil:
+		return d.errorf(more.Line, "a second document begins; a configuration file has one")
+	case err != io.EOF:
+		return d.errorf(0, "not valid YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	return d.value(doc.Content[0], reflect.ValueOf(into).Elem(), "")
 }

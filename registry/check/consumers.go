@@ -1,0 +1,203 @@
+package check
+
+import (
+	"errors"
+
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/registry/plan"
+)
+
+// consumers judges consumers with many local prefixes, own tiers and load caps, the laws
+// for the Rounds that they make, and Need in blocks, which says what stays on the GPU.
+func (w *worker) consumers(prompt uint64) (*Counterexample, error) {
+	start := plan.Start{PromptTokens: prompt}
+	supply, _, err := w.planner.PromptSupply(start)
+	if err != nil {
+		return w.broken("covers", prompt, err)
+	}
+	draw := rng(w.options.Seed ^ prompt<<1)
+	ct := w.model().Groups[0].ChunkTokens
+	locals := []uint64{prompt - 1, prompt - min(prompt, ct), prompt - min(prompt, ct+1), ct - 1, ct + 1}
+	if d := &w.domain; prompt <= 3*d.PeriodTokens && d.PeriodTokens <= everyLocalMax {
+		for n := range prompt {
+			locals = append(locals, n)
+		}
+	}
+	for range drawnLocals {
+		locals = append(locals, draw.below(prompt))
+	}
+	for _, local := range locals {
+		if local >= prompt {
+			continue
+		}
+		if ce, err := w.consumer(prompt, local, supply); ce != nil || err != nil {
+			return ce, err
+		}
+	}
+	for _, n := range [...]uint64{prompt - 1, prompt, draw.below(prompt), draw.below(prompt)} {
+		for g := range w.model().Groups {
+			bt := w.model().Groups[g].BlockTokens
+			need, err := w.need(g, bt, prompt, n)
+			if errors.Is(err, abi.ErrNoResume) {
+				continue
+			}
+			if err != nil {
+				return w.broken("needs", prompt, err)
+			}
+			w.count("needs")
+			if ce := w.mask(&Counterexample{PromptTokens: prompt, ResumeTokens: n}, g, n, bt, need); ce != nil {
+				return ce, nil
+			}
+		}
+	}
+	if ce, err := w.loadCaps(prompt, supply, &draw); ce != nil || err != nil {
+		return ce, err
+	}
+	if ce, err := w.drawnOwn(prompt, supply, &draw); ce != nil || err != nil {
+		return ce, err
+	}
+	return w.drawnLaws(prompt, &draw)
+}
+
+const (
+	// everyLocalMax is the longest period for which every local prefix is tried.
+	everyLocalMax = 64
+	// drawnLocals, drawnOwns and drawnRounds are drawn cases per length.
+	drawnLocals, drawnOwns, drawnRounds = 8, 4, 3
+)
+
+// loadCaps judges covers when the consumer resumes at an aligned point below a cap that
+// only it knows.
+func (w *worker) loadCaps(prompt uint64, supply []abi.Bitmap, draw *rng) (*Counterexample, error) {
+	a := w.model().AlignTokens
+	if a == 0 || !w.subject.PD {
+		return nil, nil
+	}
+	for _, limit := range [...]uint64{a, prompt / 2, prompt - 1, draw.below(prompt)} {
+		if limit == 0 || limit >= prompt {
+			continue
+		}
+		pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt, LoadCapTokens: limit}, nil)
+		if err != nil {
+			return w.broken("covers", prompt, err)
+		}
+		w.count("covers")
+		for g := range pl.Demand {
+			if minus(pl.Demand[g], supply[g]) != nil {
+				ce := &Counterexample{PromptTokens: prompt, ResumeTokens: pl.ResumeTokens, LoadCapTokens: limit}
+				return w.fail(ce, "covers", g, "a consumer with a load cap resumes at an aligned point, and demands chunks that the producer never supplies",
+					row{"supply", supply}, row{"demand", pl.Demand}, row{"missing", minusAll(pl.Demand, supply)}), nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// owned judges covers when the consumer's own tier holds, or is being given, part of the
+// prompt: only what it does not have is asked of the peer.
+func (w *worker) owned(prompt uint64, supply []abi.Bitmap) (*Counterexample, error) {
+	if !w.subject.PD || !w.domain.isEdgeLength(prompt) {
+		return nil, nil
+	}
+	for _, s := range [...]abi.State{abi.Hit, abi.Pending} {
+		for _, part := range [...]struct{ lo, hi uint64 }{{0, prompt / 2}, {prompt / 2, prompt}, {prompt / 3, prompt / 3 * 2}} {
+			own := make([]abi.States, len(supply))
+			for g := range own {
+				n := int(prompt / w.model().Groups[g].ChunkTokens)
+				own[g] = abi.NewStates(n)
+				own[g].Fill(int(part.lo)*n/int(prompt), int(part.hi)*n/int(prompt), s)
+			}
+			if ce, err := w.ownCase(prompt, 0, supply, own); ce != nil || err != nil {
+				return ce, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// drawnOwn judges covers and needs for drawn own tiers.
+func (w *worker) drawnOwn(prompt uint64, supply []abi.Bitmap, draw *rng) (*Counterexample, error) {
+	if !w.subject.PD {
+		return nil, nil
+	}
+	for range drawnOwns {
+		local := uint64(0)
+		if draw.below(2) == 0 {
+			local = draw.below(prompt)
+		}
+		own := make([]abi.States, len(supply))
+		for g := range own {
+			n := int(prompt / w.model().Groups[g].ChunkTokens)
+			own[g] = abi.NewStates(n)
+			for i := range n {
+				own[g].Put(i, [...]abi.State{abi.Miss, abi.Miss, abi.Hit, abi.Pending}[draw.below(4)])
+			}
+		}
+		if ce, err := w.ownCase(prompt, local, supply, own); ce != nil || err != nil {
+			return ce, err
+		}
+	}
+	return nil, nil
+}
+
+// ownCase judges one consumer whose own tier holds part of the prompt.
+func (w *worker) ownCase(prompt, local uint64, supply []abi.Bitmap, own []abi.States) (*Counterexample, error) {
+	pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt, LocalTokens: local}, own)
+	if err != nil {
+		return w.broken("covers", prompt, err)
+	}
+	w.count("covers")
+	ce := &Counterexample{PromptTokens: prompt, LocalTokens: local, ResumeTokens: pl.ResumeTokens}
+	if pl.Deferred {
+		return w.deferred(ce, pl), nil
+	}
+	for g := range pl.Demand {
+		missing := minus(pl.Demand[g], supply[g])
+		for i := missing.Next(0); i >= 0; i = missing.Next(i + 1) {
+			if i < 32*len(own[g]) && own[g].At(i) != abi.Miss {
+				missing.Unset(i)
+			}
+		}
+		if missing.Empty() {
+			continue
+		}
+		ce.States = own[g].Format(int(prompt / w.model().Groups[g].ChunkTokens))
+		return w.fail(ce, "covers", g, "the consumer's own tier holds part of the prompt; of the rest it demands chunks that the producer never supplies",
+			row{"supply", supply}, row{"demand", pl.Demand}, row{"missing", at(g, missing)}), nil
+	}
+	w.count("needs")
+	return w.needs(ce, pl)
+}
+
+// drawnLaws judges the laws on lookup states for Rounds that a consumer of this prompt
+// makes.
+func (w *worker) drawnLaws(prompt uint64, draw *rng) (*Counterexample, error) {
+	if prompt < 2 {
+		return nil, nil
+	}
+	for g := range w.model().Groups {
+		gr := &w.model().Groups[g]
+		for range drawnRounds {
+			bound := 1 + draw.below(prompt-1)
+			local := draw.below(bound)
+			r := abi.Round{
+				BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: prompt, StoredTokens: prompt,
+				AlignTokens: w.model().AlignTokens, LocalTokens: local, BoundTokens: bound,
+				Lo: uint32(local / gr.ChunkTokens), Hi: uint32((bound + gr.ChunkTokens - 1) / gr.ChunkTokens),
+			}
+			if c := w.model().MaxStoreTokens; c > 0 {
+				r.StoredTokens = min(prompt, c)
+			}
+			t := abi.NewStates(r.Chunks())
+			t.Fill(0, r.Chunks(), [...]abi.State{abi.Hit, abi.Hit, abi.Pending, abi.Retry}[draw.below(4)])
+			for range draw.below(4) {
+				t.Put(int(draw.below(uint64(r.Chunks()))), abi.State(draw.below(4)))
+			}
+			w.count("states")
+			if ce, err := w.law(g, r, t); ce != nil || err != nil {
+				return ce, err
+			}
+		}
+	}
+	return nil, nil
+}
