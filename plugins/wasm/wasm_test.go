@@ -389,7 +389,7 @@ func TestStderrIsKept(t *testing.T) {
 	in.stderr.Write(make([]byte, 10*ReasonBytesMax))
 	require.Len(t, in.stderr.text, ReasonBytesMax)
 	in.stderr.text = in.stderr.text[:9]
-	require.EqualError(t, in.trap("t", "kv_reach", errors.New("exit")), `rule t: kv_reach trapped: exit; it printed "panic: x"`)
+	require.EqualError(t, in.trap("t", "kv_reach", errors.New("exit")), `rule t: kv_reach trapped: exit; it printed: panic: x`)
 }
 
 // raw is a module of one section.
