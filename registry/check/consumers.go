@@ -53,7 +53,7 @@ func (w *worker) consumers(prompt uint64) (*Counterexample, error) {
 	if ce, err := w.loadCaps(prompt, supply, &draw); ce != nil || err != nil {
 		return ce, err
 	}
-	if ce, err := w.drawnOwn(prompt, supply, &draw); ce != nil || err != nil {
+	if ce, err := w.owned(prompt, supply, &draw); ce != nil || err != nil {
 		return ce, err
 	}
 	return w.drawnLaws(prompt, &draw)
@@ -93,51 +93,52 @@ func (w *worker) loadCaps(prompt uint64, supply []abi.Bitmap, draw *rng) (*Count
 	return nil, nil
 }
 
-// owned judges covers when the consumer's own tier holds, or is being given, part of the
-// prompt: only what it does not have is asked of the peer.
-func (w *worker) owned(prompt uint64, supply []abi.Bitmap) (*Counterexample, error) {
-	if !w.subject.PD || !w.domain.isEdgeLength(prompt) {
+// owned judges covers and needs when the consumer's own tier holds, or is being given,
+// part of the prompt: only what it does not have is asked of the peer. The part is the
+// first half, the second, the middle third, or drawn chunk by chunk.
+func (w *worker) owned(prompt uint64, supply []abi.Bitmap, draw *rng) (*Counterexample, error) {
+	if !w.subject.PD {
 		return nil, nil
 	}
 	for _, s := range [...]abi.State{abi.Hit, abi.Pending} {
 		for _, part := range [...]struct{ lo, hi uint64 }{{0, prompt / 2}, {prompt / 2, prompt}, {prompt / 3, prompt / 3 * 2}} {
-			own := make([]abi.States, len(supply))
-			for g := range own {
-				n := int(prompt / w.model().Groups[g].ChunkTokens)
-				own[g] = abi.NewStates(n)
-				own[g].Fill(int(part.lo)*n/int(prompt), int(part.hi)*n/int(prompt), s)
-			}
+			own := w.ownTables(prompt, func(i, n int) abi.State {
+				if at := uint64(i) * prompt / uint64(n); at >= part.lo && at < part.hi {
+					return s
+				}
+				return abi.Miss
+			})
 			if ce, err := w.ownCase(prompt, 0, supply, own); ce != nil || err != nil {
 				return ce, err
 			}
 		}
-	}
-	return nil, nil
-}
-
-// drawnOwn judges covers and needs for drawn own tiers.
-func (w *worker) drawnOwn(prompt uint64, supply []abi.Bitmap, draw *rng) (*Counterexample, error) {
-	if !w.subject.PD {
-		return nil, nil
 	}
 	for range drawnOwns {
 		local := uint64(0)
 		if draw.below(2) == 0 {
 			local = draw.below(prompt)
 		}
-		own := make([]abi.States, len(supply))
-		for g := range own {
-			n := int(prompt / w.model().Groups[g].ChunkTokens)
-			own[g] = abi.NewStates(n)
-			for i := range n {
-				own[g].Put(i, [...]abi.State{abi.Miss, abi.Miss, abi.Hit, abi.Pending}[draw.below(4)])
-			}
-		}
+		own := w.ownTables(prompt, func(int, int) abi.State {
+			return [...]abi.State{abi.Miss, abi.Miss, abi.Hit, abi.Pending}[draw.below(4)]
+		})
 		if ce, err := w.ownCase(prompt, local, supply, own); ce != nil || err != nil {
 			return ce, err
 		}
 	}
 	return nil, nil
+}
+
+// ownTables returns what an own tier says of every whole chunk i of n of each group.
+func (w *worker) ownTables(prompt uint64, state func(i, n int) abi.State) []abi.States {
+	own := make([]abi.States, len(w.model().Groups))
+	for g := range own {
+		n := int(prompt / w.model().Groups[g].ChunkTokens)
+		own[g] = abi.NewStates(n)
+		for i := range n {
+			own[g].Put(i, state(i, n))
+		}
+	}
+	return own
 }
 
 // ownCase judges one consumer whose own tier holds part of the prompt.

@@ -20,9 +20,6 @@ func (w *worker) sweep(prompt uint64) (*Counterexample, error) {
 			return ce, err
 		}
 	}
-	if ce, err := w.owned(prompt, supply); ce != nil || err != nil {
-		return ce, err
-	}
 	return w.reuse(start, supply, resume)
 }
 

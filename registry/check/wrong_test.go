@@ -257,3 +257,124 @@ func TestLongestDeploymentIsInTheContract(t *testing.T) {
 	}})
 	require.ErrorIs(t, err, context.Canceled, "%v", rep)
 }
+
+// TestEveryPartOfTheCheckCanFail: each rule breaks one thing that one part of a relation
+// looks at, and nothing that the others do.
+func TestEveryPartOfTheCheckCanFail(t *testing.T) {
+	calls := 0
+	every := func(n int) bool { calls++; return calls%n == 0 }
+	for name, c := range map[string]struct {
+		relation string
+		base     abi.Spec
+		tw       twisted
+		legs     string // "" = both
+	}{
+		"scan keeps state": {"pure", specs.Window(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			sp, err := in.Scan(r, s, d)
+			if every(5) && !sp.Deferred {
+				sp.Usable = 0
+				d.Zero()
+			}
+			return sp, err
+		}}, ""},
+		"need keeps state": {"pure", specs.Window(), twisted{need: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+			if every(5) {
+				return nil
+			}
+			return in.Need(r, out)
+		}}, ""},
+		"reach depends on the range": {"pure", specs.Full(), twisted{reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+			if r.Lo > 0 {
+				return nil
+			}
+			return in.Reach(r, out)
+		}}, ""},
+		"fewer usable with every chunk here": {"states", specs.Full(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			sp, err := in.Scan(r, s, d)
+			if n := r.Chunks(); n > 1 && !sp.Deferred && int(sp.Usable) == n {
+				sp.Usable = 0
+				d.Zero()
+			}
+			return sp, err
+		}}, ""},
+		"deferred for nothing": {"states", specs.Window(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			sp, err := in.Scan(r, s, d)
+			if sp.Deferred {
+				d.Zero()
+			}
+			return sp, err
+		}}, ""},
+		"deferred and marks what it knows": {"states", specs.Full(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			sp, err := in.Scan(r, s, d)
+			if sp.Deferred {
+				d.SetRange(0, r.Chunks())
+			}
+			return sp, err
+		}}, ""},
+		"a retry that does not matter matters": {"states", specs.Window(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			sp, err := in.Scan(r, s, d)
+			if n := r.Chunks(); !sp.Deferred && s.First(abi.Unknown, 0, n) < n && sp.Usable > 0 {
+				sp.Usable--
+			}
+			return sp, err
+		}}, ""},
+		"long tables with a hole": {"states", specs.Full(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			if r.Chunks() > 40 {
+				d.SetRange(0, r.Chunks())
+				return abi.Span{Usable: r.Hi - r.Lo}, nil
+			}
+			return in.Scan(r, s, d)
+		}}, ""},
+		"a hole is jumped over": {"needs", specs.Full(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			const hole = 10
+			if r.Chunks() <= hole || s.At(hole) != abi.Miss {
+				return in.Scan(r, s, d)
+			}
+			t := append(abi.States(nil), s...)
+			t.Put(hole, abi.Hit)
+			sp, err := in.Scan(r, t, d)
+			d.Unset(hole)
+			return sp, err
+		}}, ""},
+		"greedy with a local prefix": {"covers", specs.Window(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			sp, err := in.Scan(r, s, d)
+			if r.LocalTokens > 0 && !sp.Deferred && sp.Usable > 0 {
+				s.Mark(abi.Here, 0, int(sp.Usable), d)
+			}
+			return sp, err
+		}}, ""},
+		"never far enough": {"useful", specs.Full(), twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			sp, err := in.Scan(r, s, d)
+			if most := uint32(9) - min(r.Lo, 9); !sp.Deferred && sp.Usable > most {
+				sp.Usable = most
+				d.UnsetRange(int(most), r.Chunks())
+			}
+			return sp, err
+		}}, "pd"},
+		"no aligned tails": {"useful", specs.Window(), twisted{reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+			r.AlignTokens = 0
+			return in.Reach(r, out)
+		}}, "probe"},
+		"only the last aligned tail": {"schedule", specs.Window(), twisted{reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+			if r.AlignTokens > 0 && r.ResumeTokens == 0 && r.StoredTokens >= r.AlignTokens {
+				r.ResumeTokens = r.StoredTokens / r.ChunkTokens * r.ChunkTokens
+			}
+			return in.Reach(r, out)
+		}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			params := []uint64{20, 0}
+			if c.base.Manifest().Name == "full" {
+				params = nil
+			}
+			c.tw.Spec = c.base
+			s := subject(900, 64, nil, part{"twisted", &c.tw, params, 4, 2}, full(4, 4))
+			s.PD, s.Probe = c.legs != "probe", c.legs != "pd"
+			rep, err := check.Run(context.Background(), s, check.Options{Seed: 1, Workers: 1})
+			require.NoError(t, err)
+			require.NotNil(t, rep.Counterexample, "accepted, but %s must refuse it", c.relation)
+			require.Equal(t, c.relation, rep.Counterexample.Relation, rep.Counterexample.String())
+			require.Equal(t, "twisted", rep.Counterexample.Group, rep.Counterexample.String())
+		})
+	}
+}
