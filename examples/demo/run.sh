@@ -2,6 +2,8 @@
 # The demo: two daemons, a real trace, and two deployments that are refused.
 # Run it with `make demo`; it needs bin/tierd and refused/short-tail.wasm.
 #
+# REQUESTS=N plays N requests instead of 300.
+#
 # It writes only into a directory of its own under .build, takes free ports, ends only
 # the processes that it started, and may run several times at once.
 set -eu
@@ -21,7 +23,7 @@ shared_kib=3000000
 mkdir -p .build
 run=$(mktemp -d "$root/.build/demo.XXXXXX")
 sockets=$(mktemp -d /tmp/tierd-demo.XXXXXX) # the path of a Unix socket has at most 107 bytes
-producer_pid= consumer_pid= shared=
+producer_pid= consumer_pid= job_pid= shared=
 
 stop() { # stop PID: ask the process to end, and wait for it
 	[ -n "$1" ] || return 0
@@ -29,12 +31,28 @@ stop() { # stop PID: ask the process to end, and wait for it
 	wait "$1"
 }
 
+# A job is in the background, because a shell runs its traps between two commands, and
+# `wait` is the only long one that a signal ends.
+job() { # job COMMAND...: run it, and return its status
+	"$@" &
+	job_pid=$!
+	job_status=0
+	wait "$job_pid" || job_status=$?
+	job_pid=
+	return "$job_status"
+}
+
 finish() {
 	status=$?
 	trap - EXIT INT TERM
+	stop "$job_pid" 2>/dev/null || :
 	stop "$consumer_pid" 2>/dev/null || :
 	stop "$producer_pid" 2>/dev/null || :
-	if [ "$status" -ne 0 ]; then
+	if [ "$status" -eq 130 ] || [ "$status" -eq 143 ]; then
+		echo
+		echo "the demo was stopped"
+		rm -rf "$run"
+	elif [ "$status" -ne 0 ]; then
 		for side in producer consumer; do
 			[ -s "$run/$side.log" ] || continue
 			echo
@@ -77,9 +95,9 @@ write_configs() {
 	done
 }
 
-wait_ready() { # wait_ready SIDE PID: until the engine socket is there, which is opened last
+wait_ready() { # wait_ready SIDE PID: until addresses.json is there, which is written last
 	i=0
-	while [ ! -S "$sockets/$1.sock" ]; do
+	while [ ! -e "$run/$1/addresses.json" ]; do
 		if ! kill -0 "$2" 2>/dev/null; then
 			echo "the $1's daemon ended before it was ready"
 			return 1
@@ -107,14 +125,14 @@ wait_session() { # wait_session SIDE: until the node has a session with its peer
 
 replay() { # replay LEG
 	say "tierd replay --trace $trace --requests $requests --leg $1"
-	"$tierd" replay --trace "$trace" --requests "$requests" --leg "$1" \
+	job "$tierd" replay --trace "$trace" --requests "$requests" --leg "$1" \
 		--producer "$sockets/producer.sock" --consumer "$sockets/consumer.sock"
 }
 
 refused() { # refused FILE RELATION
 	say "tierd check $1"
 	status=0
-	"$tierd" check "$1" >"$run/refused.txt" || status=$?
+	job "$tierd" check "$1" >"$run/refused.txt" || status=$?
 	cat "$run/refused.txt"
 	if [ "$status" -ne 1 ] || ! grep -q "relation $2" "$run/refused.txt"; then
 		echo "this must be refused with status 1 by relation $2, but the status is $status"
@@ -123,7 +141,7 @@ refused() { # refused FILE RELATION
 }
 
 say "tierd check $demo/deployment.yaml"
-"$tierd" check --state "$run/producer" "$demo/deployment.yaml"
+job "$tierd" check --state "$run/producer" "$demo/deployment.yaml"
 cp -R "$run/producer" "$run/consumer" # the verdict is kept by digest: both daemons start with it
 
 say "tierd serve: a producer and a consumer"

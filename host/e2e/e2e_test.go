@@ -34,9 +34,13 @@ func TestReplayBothLegs(t *testing.T) {
 			require.Positive(t, g.Transferred, g.Name)
 			require.LessOrEqual(t, g.Transferred, g.Demanded, g.Name)
 			require.LessOrEqual(t, g.Demanded, g.Supplied, g.Name)
+			require.Equal(t, g.Demanded, g.OwnTier+g.Transferred+g.Unmatched, g.Name)
 		}
 		require.Less(t, sliding.Supplied*10, full.Supplied, "a window keeps only its tails")
-		require.Less(t, full.Transferred, full.Demanded, "shared prefixes are found in the consumer's own tier")
+		require.Positive(t, full.OwnTier, "shared prefixes are found in the consumer's own tier")
+		require.Positive(t, r.OwnTierBytes)
+		require.Equal(t, replay.Node{ID: "producer", Socket: producer.socket()}, r.Producer)
+		require.Equal(t, replay.Node{ID: "consumer", Socket: consumer.socket()}, r.Consumer)
 		require.Positive(t, r.NativeTokens.Producer, "and in the producer's own blocks")
 		require.Positive(t, r.Bytes)
 	}
@@ -236,17 +240,92 @@ func TestReadmeShowsTheCounterexample(t *testing.T) {
 	require.NoError(t, program())
 	buildShortTail(t)
 	out, _ := exec.Command(tierd, "check", demo("refused/short-tail.yaml")).Output() // status 1
-	_, drawn, found := strings.Cut(string(out), "refused by")
+	head, drawn, found := strings.Cut(string(out), "refused by")
 	require.True(t, found, string(out))
 	drawn, _, found = strings.Cut(drawn, "\n\n  rules ")
 	require.True(t, found, string(out))
 	readme, err := os.ReadFile(filepath.Join(repo(), "README.md"))
 	require.NoError(t, err)
-	for line := range strings.Lines("refused by" + drawn) {
-		if line = strings.TrimRight(line, "\n"); line != "" {
-			require.Contains(t, string(readme), "    "+line)
+	shown := ""
+	for line := range strings.Lines(head + "refused by" + drawn) {
+		if line != "\n" {
+			line = "    " + line
 		}
+		shown += line
 	}
+	require.Contains(t, string(readme), shown)
+}
+
+// The deployment beside the example of a rule is whole: with the rule built, it is accepted.
+func TestExampleRuleIsAccepted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs the real program")
+	}
+	require.NoError(t, program())
+	dir := t.TempDir()
+	buildRule(t, "rule-go", filepath.Join(dir, "rule.wasm"))
+	text, err := os.ReadFile(filepath.Join(repo(), "examples", "rule-go", "deployment.yaml"))
+	require.NoError(t, err)
+	path := filepath.Join(dir, "deployment.yaml")
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	out, err := exec.Command(tierd, "check", path).CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "my-window 1.0.0 {window: 128} from "+filepath.Join(dir, "rule.wasm"))
+}
+
+// Where a replay could only recompute everything, it says why at its start.
+func TestReplayRefusesAtStart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts real processes")
+	}
+	require.NoError(t, program())
+	text, err := os.ReadFile(demo("deployment.yaml"))
+	require.NoError(t, err)
+	small := strings.Replace(string(text), "max_tokens: 131072", "max_tokens: 1024", 1) // a short check
+	small = strings.Replace(small, "align_tokens: 4096", "align_tokens: 1024", 1)
+	small = strings.Replace(small, "legs: [pd, probe]", "legs: [probe]", 1)
+	path := filepath.Join(t.TempDir(), "small.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(small), 0o600))
+	one := writeTrace(t, func(_ int, r *replay.Request) bool { return r.PromptTokens < 1000 })
+	a, b := newNode(t, "a"), newNode(t, "b") // they do not know each other
+	a.deployment, b.deployment = path, path
+	a.start()
+	b.start()
+	for want, args := range map[string][]string{
+		"are the same socket":                {"--trace", one, "--leg", "probe", "--consumer", a.socket()},
+		`node "a", but peer-id is "nobody"`:  {"--trace", one, "--leg", "probe", "--peer-id", "nobody"},
+		`peer "a" is not known to this node`: {"--trace", one, "--leg", "probe"},
+		"legs probe":                         {"--trace", one, "--leg", "pd"},
+		"conversation_trace_1000.jsonl:1: input_length is 6758 tokens, above max_tokens, 1024": {"--trace", trace(), "--leg", "probe"},
+		"the deployment given to replay is sha256:":                                            {"--trace", one, "--leg", "probe", "--deployment", demo("deployment.yaml")},
+	} {
+		out, said, status := play(a, b, args...).end()
+		require.Equal(t, 2, status, "%s%s", out, said)
+		require.Empty(t, out)
+		require.Contains(t, said, want)
+		require.Equal(t, 1, strings.Count(said, "\n"), said)
+	}
+}
+
+// A replay that is interrupted reports what it has played.
+func TestReplayInterrupted(t *testing.T) {
+	producer, consumer := pair(t)
+	for _, s := range []struct {
+		signal syscall.Signal
+		status int
+	}{{syscall.SIGINT, 130}, {syscall.SIGTERM, 143}} {
+		before := consumer.pulledBytes()
+		p := play(producer, consumer, "--trace", trace(), "--requests", "400", "--salt", s.signal.String())
+		consumer.await("pulling", func() bool { return consumer.pulledBytes() > before+100e6 })
+		require.NoError(t, p.cmd.Process.Signal(s.signal))
+		r, status := p.report()
+		require.Equal(t, s.status, status)
+		require.Positive(t, r.Requests)
+		require.Positive(t, r.RequestsLeft)
+		require.Equal(t, 400, r.Requests+r.RequestsLeft)
+	}
+	consumer.stop()
+	producer.stop()
 }
 
 func firstNumber(v any) float64 {
@@ -265,9 +344,13 @@ func firstNumber(v any) float64 {
 
 // buildShortTail builds the demo's rule file where make has not done it.
 func buildShortTail(t *testing.T) {
-	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w",
-		"-o", demo("refused/short-tail.wasm"), ".")
-	cmd.Dir = filepath.Join(repo(), "examples", "short-tail")
+	buildRule(t, "short-tail", demo("refused/short-tail.wasm"))
+}
+
+// buildRule builds one of the examples as WebAssembly.
+func buildRule(t *testing.T, example, to string) {
+	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", to, ".")
+	cmd.Dir = filepath.Join(repo(), "examples", example)
 	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0", "GOFLAGS=")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))

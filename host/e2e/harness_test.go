@@ -130,8 +130,11 @@ func (n *node) socket() string { return filepath.Join(n.dir, "s") }
 
 func (n *node) start() {
 	var config strings.Builder
-	fmt.Fprintf(&config, "node_id: %s\nstate_dir: %s\nengine_socket: %s\npeer_listen: %s\ndata_listen: 127.0.0.1:0\nhttp_listen: 127.0.0.1:0\nslab_bytes: 805306368\nslab_dir: %s\ndeployment: %s\npeers:\n",
+	fmt.Fprintf(&config, "node_id: %s\nstate_dir: %s\nengine_socket: %s\npeer_listen: %s\ndata_listen: 127.0.0.1:0\nhttp_listen: 127.0.0.1:0\nslab_bytes: 805306368\nslab_dir: %s\ndeployment: %s\n",
 		n.id, filepath.Join(n.dir, "state"), n.socket(), n.control, n.slabs, n.deployment)
+	if len(n.peers) > 0 {
+		config.WriteString("peers:\n")
+	}
 	for _, p := range n.peers {
 		fmt.Fprintf(&config, "  - {id: %s, control: %q}\n", p.id, p.control)
 	}
@@ -298,9 +301,8 @@ func play(producer, consumer *node, args ...string) *playing {
 	return p
 }
 
-// report waits for the replay's end. Whatever happened, the requests add up, every
-// recompute has a cause, and no byte is wrong.
-func (p *playing) report() (r replay.Report, status int) {
+// end waits for the replay's end and returns what it wrote.
+func (p *playing) end() (out, errOut string, status int) {
 	p.t.Helper()
 	select {
 	case err := <-p.done:
@@ -315,6 +317,14 @@ func (p *playing) report() (r replay.Report, status int) {
 		<-p.done
 		p.t.Fatalf("the replay did not end by itself")
 	}
+	return p.out.String(), p.errOut.String(), status
+}
+
+// report is end for a replay that played something. Whatever happened, the requests add
+// up, every recompute has a cause, and no byte is wrong.
+func (p *playing) report() (r replay.Report, status int) {
+	p.t.Helper()
+	_, _, status = p.end()
 	require.NoError(p.t, json.Unmarshal(p.out.Bytes(), &r), "status %d: %s%s", status, &p.out, &p.errOut)
 	p.t.Logf("%s%s", &p.out, &p.errOut)
 	require.Equal(p.t, r.Requests, r.Hits+r.Recomputed)

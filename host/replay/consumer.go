@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/tierd/tierd/host/engine"
@@ -14,13 +15,14 @@ import (
 const (
 	// CauseShort: the prompt holds no whole chunk below its last token.
 	CauseShort = "short"
-	// CauseNotPlanned: the daemon planned to fetch nothing and said why in a note.
-	CauseNotPlanned = "not-planned"
-	// CauseGone: a daemon, or its answer, is gone.
+	// CauseNothingPlanned: the daemon planned to fetch nothing, although the engine's
+	// own blocks end before the prompt's last whole chunk. The detail is its note.
+	CauseNothingPlanned = "nothing-planned"
+	// CauseGone: the consumer's daemon, or its answer, is gone.
 	CauseGone = "daemon-gone"
 	// CauseWrong: bytes that attention would have read were not the right ones.
 	CauseWrong = "wrong-bytes"
-	// CauseRefused: a daemon refused a call, or a job failed without naming a chunk.
+	// CauseRefused: the daemon refused a call, or a job failed without naming a chunk.
 	CauseRefused = "refused"
 )
 
@@ -29,10 +31,13 @@ type consumed struct {
 	hit bool
 	// cause of the recompute; empty for a hit. detail is a sentence about it.
 	cause, detail string
-	nativeTokens  uint64
-	wrongBytes    uint64
-	groups        []*enginepb.GroupCount
-	failures      []*enginepb.Failure
+	// remark is what the daemon said beside a plan; refused its no to the request.
+	remark       string
+	refused      *refusal
+	nativeTokens uint64
+	wrongBytes   uint64
+	groups       []*enginepb.GroupCount
+	failures     []*enginepb.Failure
 	// loadedAt is when the load's event came; zero when nothing was loaded.
 	begunAt, loadedAt time.Time
 }
@@ -66,21 +71,20 @@ func (r *run) consume(ctx context.Context, t *task, begun func()) (*consumed, er
 	begun()
 	if err != nil {
 		out.fail(err)
-		return out, nil
+		errors.As(err, &out.refused)
+		return out, ctx.Err()
 	}
 	resume := out.nativeTokens
-	switch {
-	case plan.ResumeTokens > out.nativeTokens:
+	if plan.ResumeTokens > out.nativeTokens {
+		out.remark = plan.Note
 		resume, err = r.pull(ctx, t, q, plan, out)
 		if err != nil {
 			out.fail(err)
 			r.finishConsumer(ctx, t, out, true)
 			return out, ctx.Err()
 		}
-	case plan.Note != "":
-		out.miss(CauseNotPlanned, plan.Note)
-	case plan.ResumeTokens == 0:
-		out.miss(CauseShort, "")
+	} else {
+		out.unplanned(q, plan)
 	}
 	if out.wrongBytes = q.wrong(resume); out.wrongBytes > 0 {
 		out.miss(CauseWrong, "")
@@ -93,6 +97,20 @@ func (r *run) consume(ctx context.Context, t *task, begun func()) (*consumed, er
 	}
 	r.finishConsumer(ctx, t, out, false)
 	return out, ctx.Err()
+}
+
+// unplanned judges a plan that fetches nothing.
+func (c *consumed) unplanned(q *sequence, plan *enginepb.BeginReply) {
+	covered, none := q.covered(c.nativeTokens)
+	switch {
+	case covered:
+	case none:
+		c.miss(CauseShort, plan.Note)
+	case plan.Note != "":
+		c.miss(CauseNothingPlanned, plan.Note)
+	default:
+		c.miss(CauseNothingPlanned, "the daemon gave no reason: neither its own tier nor its peer has chunks to go on from")
+	}
 }
 
 // finishConsumer ends the request at its daemon and takes its counts.
@@ -110,7 +128,7 @@ func (r *run) finishConsumer(ctx context.Context, t *task, out *consumed, abort 
 // pull loads what the plan demands and returns the token to go on from.
 func (r *run) pull(ctx context.Context, t *task, q *sequence, plan *enginepb.BeginReply, out *consumed) (uint64, error) {
 	s := r.consumer
-	dest, err := q.destinations(plan.Demand)
+	dest, err := q.destinations(slices.Concat(plan.Demand, plan.Fallback))
 	if err != nil {
 		return 0, err
 	}

@@ -25,9 +25,17 @@
 // point: all of the prefix in a group that keeps everything, the window before the
 // point in a sliding one. Then it computes the rest of the prompt itself.
 //
-// A request is a hit when it went on from the planned point, above 0, with the right
-// bytes. Everything else is a recompute, and each recompute has one named cause.
-// Hits and recomputes add up to the requests.
+// A request is a hit when it went on from the planned point with the right bytes, and
+// the plan fetched something, or nothing was left to fetch because the engine's own
+// blocks reach the prompt's last whole chunk. Everything else is a recompute, and each
+// recompute has one named cause. Hits and recomputes add up to the requests.
+//
+// What the consumer demanded came from its own tier, or from its peer, or stayed
+// unmatched; the report tells the three apart.
+//
+// Each engine follows the deployment of its own daemon. Of a rule that does not ship
+// with tierd, replay does not know what attention reads: there it compares all that was
+// loaded, and misses nothing.
 //
 // # Order of the two sides
 //
@@ -36,6 +44,13 @@
 // request is begun at the consumer before the producer has begun it: the demand is
 // early. For the others the supply is early and waits. In leg probe the consumer
 // always comes second, for it can only find what is there.
+//
+// # The start
+//
+// Replay hears from both daemons who they are and what they serve, and refuses to start
+// where it could only recompute: one node on both sides, other deployments or layouts, a
+// prompt above max_tokens. A request of one token, opened and aborted at once, shows a
+// daemon that would refuse every other one, or that does not know its peer.
 //
 // # When a daemon dies
 //

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -37,13 +39,21 @@ type group struct {
 	chunkBlocks uint64
 	// window is how far attention looks back, in tokens; 0 = over everything.
 	window uint64
+	// foreign: the rule is none that replay knows, so neither is what attention reads.
+	// The engine keeps everything, and what a load leaves out is not missed.
+	foreign bool
 	// rows of rowBytes each make a block: layer, then K or V, then token.
 	rows     uint64
 	rowBytes uint64
 }
 
-// groupsOf reads the groups of a deployment. A rule that is not the shipped window is
-// taken to keep everything, which is always right, only more than it needs.
+// chunkTokens is the length of a chunk.
+func (g *group) chunkTokens() uint64 { return g.blockTokens * g.chunkBlocks }
+
+// chunkBytes is the size of a chunk.
+func (g *group) chunkBytes() uint64 { return g.rows * g.rowBytes * g.chunkBlocks }
+
+// groupsOf reads the groups of a deployment.
 func groupsOf(d *deploy.Deployment) ([]group, error) {
 	var out []group
 	for i := range d.Groups {
@@ -53,12 +63,16 @@ func groupsOf(d *deploy.Deployment) ([]group, error) {
 			index: i, name: g.Name, blockTokens: g.BlockTokens, chunkBlocks: g.ChunkBlocks,
 			rows: blockRows, rowBytes: g.BlockBytes() / blockRows,
 		}
-		if g.Rule == "window" {
+		switch g.Rule {
+		case "full":
+		case "window":
 			w, ok := g.Params["window"].(int)
 			if !ok || w < 1 {
 				return nil, fmt.Errorf("group %s: parameter window is %v; it must be at least 1", g.Name, g.Params["window"])
 			}
 			x.window = uint64(w)
+		default:
+			x.foreign = true
 		}
 		out = append(out, x)
 	}
@@ -75,9 +89,71 @@ func (g *group) needs(n uint64) (first, end uint64) {
 	return min(first, end), end
 }
 
+// A daemon is what one says of itself.
+type daemon struct {
+	// side is "producer" or "consumer".
+	side       string
+	socket, id string
+	// digest names the deployment that it serves.
+	digest     string
+	deployment *deploy.Deployment
+}
+
+// meet attaches without regions, just to hear which node this is and what it serves.
+func meet(ctx context.Context, side, socket string) (*daemon, error) {
+	client, reply, err := greet(ctx, side, socket, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	d := &daemon{side: side, socket: socket, id: reply.NodeId, digest: reply.DeploymentDigest}
+	d.deployment, err = deploy.Parse("the deployment of the "+side+"'s daemon", reply.Deployment)
+	return d, err
+}
+
+// greet connects to a daemon and attaches.
+func greet(ctx context.Context, side, socket string, regions []*enginepb.Region) (*engine.Client, *enginepb.AttachReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := knock(ctx, socket); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", side, err)
+	}
+	client, err := engine.Dial(ctx, socket)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", side, err)
+	}
+	reply, err := client.Attach(ctx, "tierd replay, "+side, nil, regions)
+	if err == nil {
+		return client, reply, nil
+	}
+	client.Close()
+	switch status.Code(err) {
+	case codes.Unavailable, codes.Unimplemented, codes.DeadlineExceeded:
+		err = fmt.Errorf("what listens at %s does not answer as a daemon's engine socket does: is it the engine_socket of tierd serve, and is that daemon ready (not still checking its deployment, nor stopping) and run by this user?", socket)
+	default:
+		err = fmt.Errorf("attach to the daemon at %s: %s", socket, status.Convert(err).Message())
+	}
+	return nil, nil, fmt.Errorf("%s: %w", side, err)
+}
+
+// knock connects to a socket, only to say in one sentence why that is not possible.
+func knock(ctx context.Context, socket string) error {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", socket)
+	if err == nil {
+		return conn.Close()
+	}
+	why := err.Error()
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		why = errno.Error()
+	}
+	return fmt.Errorf("no daemon answers at %s (%s): is tierd serve running?", socket, why)
+}
+
 // A side is one engine: its connection, its blocks and the state of its daemon.
 type side struct {
-	name   string
+	daemon *daemon
 	client *engine.Client
 	groups []group
 	// calls bounds each call, waits each wait for a job's event.
@@ -89,54 +165,35 @@ type side struct {
 	gone atomic.Pointer[error]
 }
 
-// attach connects to a daemon and asks it for one region a group, of blocks[i] blocks.
-func attach(ctx context.Context, name, socket string, groups []group, hashTokens uint64, blocks []uint32) (*side, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	client, err := engine.Dial(ctx, socket)
+// attach attaches with one region a group, large enough for so many live requests.
+func attach(ctx context.Context, d *daemon, requests []Request, live int) (*side, error) {
+	groups, err := groupsOf(d.deployment)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", d.side, err)
 	}
-	s := &side{name: name, client: client, groups: groups, calls: callTimeout, waits: jobTimeout}
+	s := &side{daemon: d, groups: groups, calls: callTimeout, waits: jobTimeout}
 	var regions []*enginepb.Region
-	for i := range groups {
-		regions = append(regions, &enginepb.Region{Group: groups[i].name, Blocks: blocks[i]})
-		s.pools = append(s.pools, newPool(blocks[i]))
+	for i, blocks := range blocksFor(groups, requests, live) {
+		regions = append(regions, &enginepb.Region{Group: groups[i].name, Blocks: blocks})
+		s.pools = append(s.pools, newPool(blocks))
 	}
-	reply, err := client.Attach(ctx, "tierd replay, "+name, nil, regions)
-	if err == nil {
-		err = s.checkReply(reply, hashTokens)
-	}
+	client, reply, err := greet(ctx, d.side, d.socket, regions)
 	if err != nil {
+		return nil, err
+	}
+	s.client = client
+	if err := s.checkReply(reply); err != nil {
 		client.Close()
-		return nil, fmt.Errorf("attach to the %s's daemon at %s: %w", name, socket, err)
+		return nil, fmt.Errorf("attach to the %s's daemon at %s: %w", d.side, d.socket, err)
 	}
 	return s, nil
 }
 
-// ask attaches without regions, just to hear which node this is and what it serves.
-func ask(ctx context.Context, name, socket string) (nodeID string, d *deploy.Deployment, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	client, err := engine.Dial(ctx, socket)
-	if err != nil {
-		return "", nil, fmt.Errorf("%s: %w", name, err)
-	}
-	defer client.Close()
-	reply, err := client.Attach(ctx, "tierd replay, "+name, nil, nil)
-	if err != nil {
-		return "", nil, fmt.Errorf("attach to the %s's daemon at %s: %w", name, socket, err)
-	}
-	d, err = deploy.Parse("the deployment of the "+name+"'s daemon", reply.Deployment)
-	if err != nil {
-		return "", nil, err
-	}
-	return reply.NodeId, d, nil
-}
-
-func (s *side) checkReply(r *enginepb.AttachReply, hashTokens uint64) error {
-	if r.HashTokens != hashTokens {
-		return fmt.Errorf("its hash_tokens is %d, that of the deployment given to replay is %d; give replay the node's own deployment file", r.HashTokens, hashTokens)
+// checkReply refuses regions that do not fit the deployment: replay would write beside
+// the blocks.
+func (s *side) checkReply(r *enginepb.AttachReply) error {
+	if r.HashTokens != s.daemon.deployment.HashTokens {
+		return fmt.Errorf("its hash_tokens is %d, but its deployment says %d", r.HashTokens, s.daemon.deployment.HashTokens)
 	}
 	for i := range s.groups {
 		g := &s.groups[i]
@@ -145,28 +202,32 @@ func (s *side) checkReply(r *enginepb.AttachReply, hashTokens uint64) error {
 			return fmt.Errorf("it gave no region for group %s", g.name)
 		}
 		if region.StrideBytes != g.rows*g.rowBytes {
-			return fmt.Errorf("group %s: its blocks have %d bytes, those of the deployment given to replay %d; give replay the node's own deployment file",
-				g.name, region.StrideBytes, g.rows*g.rowBytes)
+			return fmt.Errorf("group %s: the blocks of its region have %d bytes, those of its deployment %d", g.name, region.StrideBytes, g.rows*g.rowBytes)
 		}
 	}
 	return nil
 }
 
-// lost marks the daemon as gone when err says so, and returns err.
+// A refusal is a daemon's no to one call.
+type refusal struct{ side, message string }
+
+func (r *refusal) Error() string { return r.side + "'s daemon: " + r.message }
+
+// lost marks the daemon as gone when err says so, and returns err in plain words.
 func (s *side) lost(err error) error {
 	if err == nil {
 		return nil
 	}
-	code := status.Code(err)
+	st, fromDaemon := status.FromError(err)
 	switch {
-	case errors.Is(err, context.DeadlineExceeded) || code == codes.DeadlineExceeded:
-		err = fmt.Errorf("%s: %w: %w", s.name, errStuck, err)
-	case errors.Is(err, engine.ErrGone):
-		err = fmt.Errorf("%s: %w", s.name, err)
-	case code == codes.Unavailable:
-		err = fmt.Errorf("%s: %w: %w", s.name, engine.ErrGone, err)
+	case errors.Is(err, context.DeadlineExceeded) || st.Code() == codes.DeadlineExceeded:
+		err = fmt.Errorf("%s: %w", s.daemon.side, errStuck)
+	case errors.Is(err, engine.ErrGone) || st.Code() == codes.Unavailable:
+		err = fmt.Errorf("%s: %w", s.daemon.side, engine.ErrGone)
+	case fromDaemon:
+		return &refusal{s.daemon.side, st.Message()}
 	default:
-		return fmt.Errorf("%s: %w", s.name, err)
+		return fmt.Errorf("%s: %w", s.daemon.side, err)
 	}
 	s.gone.CompareAndSwap(nil, &err)
 	return err

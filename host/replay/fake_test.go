@@ -36,6 +36,12 @@ type fakeNode struct {
 	deliver func(group string, block uint32, b []byte) (cause string)
 	// note, when set, is why a consumer's plan fetches nothing.
 	note string
+	// refuse, when set, is the answer to every Begin.
+	refuse error
+	// serves is the deployment that Attach tells of; empty means the tiny one.
+	serves string
+	// held chunks of each demand are in the own tier.
+	held uint64
 	// reuse is what Begin allows a producer.
 	reuse uint64
 
@@ -100,7 +106,18 @@ func startFake(t *testing.T, d *deploy.Deployment, store *fakeStore, name string
 }
 
 func (f *fakeNode) Attach(_ context.Context, r *enginepb.AttachRequest) (*enginepb.AttachReply, error) {
-	out := &enginepb.AttachReply{EngineId: "e", HashTokens: f.deployment.HashTokens, Verdict: "accepted", NodeId: f.node, Deployment: []byte(tinyDeployment)}
+	text := tinyDeployment
+	if f.serves != "" {
+		text = f.serves
+	}
+	served, err := deploy.Parse("served.yaml", []byte(text))
+	if err != nil {
+		return nil, err
+	}
+	out := &enginepb.AttachReply{
+		EngineId: "e", HashTokens: f.deployment.HashTokens, Verdict: "accepted", NodeId: f.node,
+		Deployment: []byte(text), DeploymentDigest: served.Digest(),
+	}
 	for _, reg := range r.Regions {
 		g := &f.deployment.Groups[f.deployment.Group(reg.Group)]
 		path := filepath.Join(f.dir, "region-"+reg.Group)
@@ -141,7 +158,12 @@ func (f *fakeNode) Begin(_ context.Context, r *enginepb.BeginRequest) (*enginepb
 	q := &fakeRequest{begin: r, where: map[string]map[uint32]uint32{}, stored: map[string]map[uint32]bool{}, plan: &enginepb.BeginReply{}}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.begins = append(f.begins, r)
+	if f.refuse != nil {
+		return nil, f.refuse
+	}
+	if r.PromptTokens > 1 { // no request of the trace, but the question at the start
+		f.begins = append(f.begins, r)
+	}
 	f.live[r.RequestId] = q
 	if r.Role == enginepb.Role_PRODUCER {
 		q.plan.ReuseTokens = min(f.reuse, r.PromptTokens-1)
@@ -283,7 +305,8 @@ func (f *fakeNode) Finish(_ context.Context, r *enginepb.FinishRequest) (*engine
 		} else if i < len(q.plan.Demand) && len(q.plan.Demand[i].Chunks) > 0 {
 			c := q.plan.Demand[i].Chunks[0]
 			n.Demanded = uint64(c.Last - c.First + 1)
-			n.Transferred, n.Bytes = n.Demanded, n.Demanded*g.ChunkBytes()
+			n.Transferred = n.Demanded - min(n.Demanded, f.held)
+			n.Bytes = n.Transferred * g.ChunkBytes()
 		}
 		out.Groups = append(out.Groups, n)
 	}

@@ -6,6 +6,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,10 +23,11 @@ type Options struct {
 	Requests []Request
 	// Producer and Consumer are the engine sockets of the two daemons.
 	Producer, Consumer string
-	// PeerID and ConsumerID are the node ids of the two daemons. Empty means that
-	// the daemon says it itself.
-	PeerID, ConsumerID string
-	// Deployment is the one that both nodes serve. nil means that of the producer.
+	// PeerID is the node id that the producer's daemon must have. Empty means that
+	// whatever it says is right.
+	PeerID string
+	// Deployment is the one that both nodes must serve. nil means that each side plays
+	// the one of its own daemon.
 	Deployment *deploy.Deployment
 	// Leg is "pd" or "probe".
 	Leg string
@@ -31,8 +36,7 @@ type Options struct {
 	Salt string
 	// RequestsPerSecond limits how fast requests start; 0 = as fast as they can.
 	RequestsPerSecond float64
-	// Concurrency is how many requests the consumer plays at a time; 0 means
-	// DefaultConcurrency.
+	// Concurrency is how many requests the consumer plays at a time; at least 1.
 	Concurrency int
 	// Progress, when set, is told how many requests are done. It is called from one
 	// goroutine at a time.
@@ -46,54 +50,68 @@ const (
 	concurrencyMax = 64
 )
 
-// learn fills in what the daemons can say themselves.
-func (o *Options) learn(ctx context.Context) error {
-	if o.PeerID == "" || o.Deployment == nil {
-		id, d, err := ask(ctx, "producer", o.Producer)
-		if err != nil {
-			return err
-		}
-		if o.PeerID == "" {
-			o.PeerID = id
-		}
-		if o.Deployment == nil {
-			o.Deployment = d
-		}
-	}
-	if o.ConsumerID == "" {
-		id, _, err := ask(ctx, "consumer", o.Consumer)
-		if err != nil {
-			return err
-		}
-		o.ConsumerID = id
-	}
-	return nil
-}
-
 var legs = map[string]enginepb.Leg{"pd": enginepb.Leg_PD, "probe": enginepb.Leg_PROBE}
 
 // Check reports the first option that makes no sense.
 func (o *Options) Check() error {
 	switch {
 	case len(o.Requests) == 0:
-		return errors.New("replay: no requests")
-	case o.Deployment == nil:
-		return errors.New("replay: no deployment")
+		return errors.New("there are no requests to play")
 	case legs[o.Leg] == 0:
-		return fmt.Errorf("replay: leg is %q; it must be pd or probe", o.Leg)
-	case o.PeerID == "":
-		return errors.New("replay: the node id of the producer's daemon is not given")
-	case o.RequestsPerSecond < 0:
-		return fmt.Errorf("replay: rate is %v requests a second; it must be 0 (no limit) or more", o.RequestsPerSecond)
-	case o.Concurrency < 0 || o.Concurrency > concurrencyMax:
-		return fmt.Errorf("replay: concurrency is %d; it must be 1 to %d", o.Concurrency, concurrencyMax)
+		return fmt.Errorf("leg is %q; it must be pd or probe", o.Leg)
+	case !(o.RequestsPerSecond >= 0) || math.IsInf(o.RequestsPerSecond, 0): // NaN is not >= 0
+		return fmt.Errorf("rate is %v requests a second; it must be 0 (no limit) or a number above", o.RequestsPerSecond)
+	case o.Concurrency < 1 || o.Concurrency > concurrencyMax:
+		return fmt.Errorf("concurrency is %d; it must be 1 to %d", o.Concurrency, concurrencyMax)
+	case samePath(o.Producer, o.Consumer):
+		return fmt.Errorf("producer and consumer are the same socket, %s; a replay needs the daemons of two nodes", o.Producer)
 	}
 	for i := range o.Requests {
 		if err := o.Requests[i].check(); err != nil {
-			return fmt.Errorf("replay: request %d: %w", i, err)
+			return fmt.Errorf("%s: %w", o.Requests[i].at(i), err)
 		}
-		if n := o.Requests[i].PromptTokens; n > o.Deployment.MaxTokens {
-			return fmt.Errorf("replay: request %d has %d tokens, but max_tokens of the deployment is %d", i, n, o.Deployment.MaxTokens)
+	}
+	return nil
+}
+
+// samePath reports whether two paths lead to one file.
+func samePath(a, b string) bool {
+	if filepath.Clean(a) == filepath.Clean(b) {
+		return true
+	}
+	x, err := os.Stat(a)
+	if err != nil {
+		return false // who dials it says so
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+// judge reports what makes a replay against these two daemons senseless.
+func (o *Options) judge(producer, consumer *daemon) error {
+	switch {
+	case producer.id == consumer.id:
+		return fmt.Errorf("the daemons at %s and %s are the same node, %q; a replay needs two nodes", producer.socket, consumer.socket, producer.id)
+	case o.PeerID != "" && o.PeerID != producer.id:
+		return fmt.Errorf("the producer's daemon at %s is node %q, but peer-id is %q; leave peer-id out, or give the socket of that node", producer.socket, producer.id, o.PeerID)
+	}
+	if o.Deployment != nil {
+		for _, d := range []*daemon{producer, consumer} {
+			if want := o.Deployment.Digest(); d.digest != want {
+				return fmt.Errorf("the %s's daemon at %s serves deployment %s, but the deployment given to replay is %s; give replay that node's own file, or none",
+					d.side, d.socket, d.digest, want)
+			}
+		}
+	}
+	if diff := producer.deployment.Layout().Diff(consumer.deployment.Layout()); len(diff) > 0 {
+		return fmt.Errorf("the two nodes have different layouts and never exchange a byte (here: %s, there: %s): %s", producer.id, consumer.id, strings.Join(diff, "; "))
+	}
+	for i := range o.Requests {
+		n := o.Requests[i].PromptTokens
+		for _, d := range []*daemon{producer, consumer} {
+			if most := d.deployment.MaxTokens; n > most {
+				return fmt.Errorf("%s: input_length is %d tokens, above max_tokens, %d, of the %s's deployment; play a shorter trace or raise max_tokens", o.Requests[i].at(i), n, most, d.side)
+			}
 		}
 	}
 	return nil
@@ -124,37 +142,89 @@ type run struct {
 }
 
 // Run plays the requests and reports. The error is for what kept it from playing them
-// at all: options, a daemon that cannot be reached, a cancelled context.
+// all: options, a daemon that cannot be reached or refuses everything, a context that
+// ended. When some requests had been played by then, the report is about those.
 func Run(ctx context.Context, opt Options) (*Report, error) {
-	if opt.Concurrency == 0 {
-		opt.Concurrency = DefaultConcurrency
-	}
 	if opt.Salt == "" {
 		opt.Salt = opt.Leg
-	}
-	if err := opt.learn(ctx); err != nil {
-		return nil, err
 	}
 	if err := opt.Check(); err != nil {
 		return nil, err
 	}
-	groups, err := groupsOf(opt.Deployment)
+	producer, err := meet(ctx, "producer", opt.Producer)
 	if err != nil {
 		return nil, err
 	}
+	consumer, err := meet(ctx, "consumer", opt.Consumer)
+	if err != nil {
+		return nil, err
+	}
+	if err := opt.judge(producer, consumer); err != nil {
+		return nil, err
+	}
+	r, err := newRun(ctx, opt, producer, consumer)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	for _, s := range []*side{r.producer, r.consumer} {
+		if err := r.tryOut(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	return r.play(ctx)
+}
+
+// newRun attaches both engines.
+func newRun(ctx context.Context, opt Options, producer, consumer *daemon) (*run, error) {
 	var nonce [4]byte
 	rand.Read(nonce[:]) // transfer ids of two runs must differ
-	r := &run{opt: opt, nonce: hex.EncodeToString(nonce[:]), tally: newTally(groups, len(opt.Requests))}
-	hashTokens := opt.Deployment.HashTokens
-	if r.producer, err = attach(ctx, "producer", opt.Producer, groups, hashTokens, blocksFor(groups, opt.Requests, 1)); err != nil {
+	r := &run{opt: opt, nonce: hex.EncodeToString(nonce[:])}
+	var err error
+	if r.producer, err = attach(ctx, producer, opt.Requests, 1); err != nil {
 		return nil, err
 	}
-	defer r.producer.client.Close()
-	if r.consumer, err = attach(ctx, "consumer", opt.Consumer, groups, hashTokens, blocksFor(groups, opt.Requests, opt.Concurrency)); err != nil {
+	if r.consumer, err = attach(ctx, consumer, opt.Requests, opt.Concurrency); err != nil {
+		r.producer.client.Close()
 		return nil, err
 	}
-	defer r.consumer.client.Close()
-	return r.play(ctx)
+	r.tally = newTally(r.producer, r.consumer, opt.Leg, len(opt.Requests))
+	return r, nil
+}
+
+func (r *run) close() {
+	r.producer.client.Close()
+	r.consumer.client.Close()
+}
+
+// noteUnknownPeer is part of the note with which a daemon says that its configuration
+// does not list the peer. Such a replay can only recompute.
+const noteUnknownPeer = "is not known to this node"
+
+// tryOut opens and ends a request of one token, so that a daemon that would refuse every
+// request, or does not know its peer, says so once and at the start.
+func (r *run) tryOut(ctx context.Context, s *side) error {
+	role := enginepb.Role_CONSUMER
+	if s == r.producer {
+		role = enginepb.Role_PRODUCER
+	}
+	t := &task{
+		id:     fmt.Sprintf("%s-%s-tryout-%s", r.opt.Leg, r.nonce, s.daemon.side),
+		prompt: newPrompt(&Request{PromptTokens: 1, IDs: []uint64{0}}, r.opt.Salt, s.daemon.deployment.HashTokens),
+	}
+	reply, err := call(ctx, s, func(ctx context.Context) (*enginepb.BeginReply, error) {
+		return s.client.Begin(ctx, r.begin(t, role, 0))
+	})
+	if err != nil {
+		return err
+	}
+	_, err = call(ctx, s, func(ctx context.Context) (*enginepb.FinishReply, error) {
+		return s.client.Finish(ctx, &enginepb.FinishRequest{RequestId: t.id, Abort: true})
+	})
+	if err == nil && strings.Contains(reply.Note, noteUnknownPeer) {
+		err = fmt.Errorf("the %s's daemon at %s: %s", s.daemon.side, s.daemon.socket, reply.Note)
+	}
+	return err
 }
 
 func (r *run) play(ctx context.Context) (*Report, error) {
@@ -180,10 +250,17 @@ func (r *run) play(ctx context.Context) (*Report, error) {
 	}
 	close(queue)
 	workers.Wait()
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("replay stopped: %w", context.Cause(ctx))
+	report := r.tally.report(time.Since(start))
+	if report.Requests == 0 {
+		report = nil
 	}
-	return r.tally.report(r.opt.Leg, time.Since(start)), nil
+	if ctx.Err() != nil {
+		return report, fmt.Errorf("the replay stopped: %w", context.Cause(ctx))
+	}
+	if err := r.tally.refusedAll(); err != nil {
+		return nil, err
+	}
+	return report, nil
 }
 
 // pace waits until request i may start.
@@ -191,7 +268,8 @@ func (r *run) pace(ctx context.Context, start time.Time, i int) error {
 	if r.opt.RequestsPerSecond == 0 {
 		return ctx.Err()
 	}
-	at := start.Add(time.Duration(float64(i) / r.opt.RequestsPerSecond * float64(time.Second)))
+	const longest = 1 << 62 // nanoseconds: an age, and no overflow at the smallest rates
+	at := start.Add(time.Duration(min(longest, float64(i)/r.opt.RequestsPerSecond*float64(time.Second))))
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -204,7 +282,7 @@ func (r *run) pace(ctx context.Context, start time.Time, i int) error {
 func (r *run) first(ctx context.Context, i int, queue chan<- *task) {
 	t := &task{
 		id:     fmt.Sprintf("%s-%s-%d", r.opt.Leg, r.nonce, i),
-		prompt: newPrompt(&r.opt.Requests[i], r.opt.Salt, r.opt.Deployment.HashTokens),
+		prompt: newPrompt(&r.opt.Requests[i], r.opt.Salt, r.producer.daemon.deployment.HashTokens),
 		early:  r.opt.Leg == "pd" && i%2 == 1,
 		begun:  make(chan struct{}), produced: make(chan struct{}),
 	}
@@ -242,10 +320,10 @@ func (r *run) begin(t *task, role enginepb.Role, local uint64) *enginepb.BeginRe
 		RequestId: t.id, TransferId: t.id, Role: role, Leg: legs[r.opt.Leg],
 		TenantSalt:   []byte(r.opt.Salt),
 		PromptTokens: t.prompt.tokens(), Hashes: t.prompt.wire(), HashBytes: uint32(len(hash{})),
-		PeerId: r.opt.PeerID, LocalTokens: local,
+		PeerId: r.producer.daemon.id, LocalTokens: local,
 	}
 	if role == enginepb.Role_PRODUCER {
-		b.PeerId = r.opt.ConsumerID
+		b.PeerId = r.consumer.daemon.id
 	}
 	return b
 }

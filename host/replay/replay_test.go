@@ -4,12 +4,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/registry/deploy"
@@ -29,7 +36,7 @@ func startPair(t *testing.T, leg string, requests int) *fakePair {
 	p := &fakePair{producer: startFake(t, d, store, "p"), consumer: startFake(t, d, store, "c")}
 	p.opt = Options{
 		Requests: tinyTrace(requests), Producer: p.producer.socket, Consumer: p.consumer.socket,
-		PeerID: "p", ConsumerID: "c", Deployment: d, Leg: leg,
+		PeerID: "p", Deployment: d, Leg: leg, Concurrency: DefaultConcurrency,
 	}
 	return p
 }
@@ -82,11 +89,13 @@ func TestBothOrdersOfLegPD(t *testing.T) {
 // Without a deployment and node ids, the daemons say them.
 func TestReplayLearnsFromTheDaemons(t *testing.T) {
 	p := startPair(t, "pd", 4)
-	p.opt.PeerID, p.opt.ConsumerID, p.opt.Deployment = "", "", nil
+	p.opt.PeerID, p.opt.Deployment = "", nil
 	r := p.run(t)
 	require.Equal(t, 4, r.Hits)
 	require.Equal(t, "p", p.consumer.begins[0].PeerId)
 	require.Equal(t, "c", p.producer.begins[0].PeerId)
+	require.Equal(t, Node{"p", p.producer.socket}, r.Producer)
+	require.Equal(t, Node{"c", p.consumer.socket}, r.Consumer)
 }
 
 func TestReuseIsCappedByTheDaemon(t *testing.T) {
@@ -158,8 +167,8 @@ func TestNoteIsARecompute(t *testing.T) {
 	p := startPair(t, "probe", 9)
 	p.consumer.note = "peer p is suspect"
 	r := p.run(t)
-	require.Equal(t, map[string]int{CauseNotPlanned: 9}, r.RecomputedCauses)
-	require.Equal(t, []string{"not-planned: peer p is suspect"}, r.Details)
+	require.Equal(t, map[string]int{CauseNothingPlanned: 9}, r.RecomputedCauses)
+	require.Equal(t, []Detail{{CauseNothingPlanned, "peer p is suspect", 9}}, r.Details)
 	require.Positive(t, r.NativeTokens.Consumer, "it computed the prompts itself, and finds them again")
 	require.True(t, r.OK())
 }
@@ -201,8 +210,16 @@ func TestCancelEndsTheRun(t *testing.T) {
 			cancel()
 		}
 	}
-	_, err := Run(ctx, p.opt)
+	r, err := Run(ctx, p.opt)
 	require.ErrorIs(t, err, context.Canceled)
+	require.GreaterOrEqual(t, r.Requests, 3)
+	require.Equal(t, r.Requests, r.Hits+r.Recomputed)
+	require.Equal(t, 40, r.Requests+r.RequestsLeft)
+	require.Positive(t, r.RequestsLeft)
+	var table bytes.Buffer
+	require.NoError(t, r.WriteTable(&table))
+	require.Contains(t, table.String(), fmt.Sprintf("leg pd: %d of 40 requests", r.Requests))
+	require.Contains(t, table.String(), fmt.Sprintf("%d requests were not played to the end\n", r.RequestsLeft))
 }
 
 // A daemon that answers nothing is given up, and its region is not used again.
@@ -216,16 +233,14 @@ func TestStuckDaemon(t *testing.T) {
 		}
 		return ""
 	}
-	groups, err := groupsOf(p.opt.Deployment)
+	p.opt.Concurrency, p.opt.Salt = 1, "s"
+	producer, err := meet(t.Context(), "producer", p.opt.Producer)
 	require.NoError(t, err)
-	r := &run{opt: p.opt, nonce: "x", tally: newTally(groups, 5)}
-	r.opt.Concurrency, r.opt.Salt = 1, "s"
-	r.producer, err = attach(t.Context(), "producer", p.opt.Producer, groups, 16, blocksFor(groups, p.opt.Requests, 1))
+	consumer, err := meet(t.Context(), "consumer", p.opt.Consumer)
 	require.NoError(t, err)
-	defer r.producer.client.Close()
-	r.consumer, err = attach(t.Context(), "consumer", p.opt.Consumer, groups, 16, blocksFor(groups, p.opt.Requests, 1))
+	r, err := newRun(t.Context(), p.opt, producer, consumer)
 	require.NoError(t, err)
-	defer r.consumer.client.Close()
+	defer r.close()
 	r.producer.calls, r.producer.waits = 300*time.Millisecond, 300*time.Millisecond
 	r.consumer.waits = 300 * time.Millisecond
 	report, err := r.play(t.Context())
@@ -233,35 +248,220 @@ func TestStuckDaemon(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 5, report.Recomputed, "%+v", report)
 	require.Equal(t, 5, report.RecomputedCauses[CauseGone])
+	var table bytes.Buffer
+	require.NoError(t, report.WriteTable(&table))
+	require.True(t, strings.HasSuffix(table.String(), "\n5 requests were recomputed because the consumer's daemon was gone\n"), table.String())
 }
 
-func TestAttachNamesWhatDiffers(t *testing.T) {
+// Regions that do not fit the deployment are refused before anything is written.
+func TestRegionOfAnotherSizeIsRefused(t *testing.T) {
 	p := startPair(t, "pd", 1)
-	other, err := deploy.Parse("other.yaml", []byte(strings.Replace(tinyDeployment, "layers: 2", "layers: 3", 1)))
+	p.opt.Deployment = nil
+	p.producer.serves = strings.Replace(tinyDeployment, "layers: 2", "layers: 3", 1)
+	p.consumer.serves = p.producer.serves
+	_, err := Run(t.Context(), p.opt)
+	require.ErrorContains(t, err, "group full: the blocks of its region have 4096 bytes, those of its deployment 6144")
+}
+
+// What makes a replay senseless is said at its start.
+func TestReplayIsRefused(t *testing.T) {
+	wide := strings.Replace(tinyDeployment, "window: 128", "window: 256", 1)
+	for want, change := range map[string]func(*fakePair){
+		"are the same socket":    func(p *fakePair) { p.opt.Consumer = p.opt.Producer },
+		"same node, \"p\"":       func(p *fakePair) { p.consumer.node = "p" },
+		"peer-id is \"elsewhere": func(p *fakePair) { p.opt.PeerID = "elsewhere" },
+		`consumer's daemon at`: func(p *fakePair) {
+			p.consumer.note = `peer "p" is not known to this node (it has none); add it to peers in its configuration`
+		},
+		"leg is pd, but the deployment was checked for legs probe": func(p *fakePair) {
+			p.producer.refuse = status.Error(codes.FailedPrecondition, "leg is pd, but the deployment was checked for legs probe")
+		},
+		"consumer's daemon: no": func(p *fakePair) { p.consumer.refuse = status.Error(codes.Internal, "no") },
+		"rate is NaN":           func(p *fakePair) { p.opt.RequestsPerSecond = math.NaN() },
+		"different layouts": func(p *fakePair) {
+			p.opt.Deployment = nil
+			p.consumer.serves = strings.Replace(tinyDeployment, "head_dim: 32", "head_dim: 64", 1)
+		},
+		"here 32, there 64": func(p *fakePair) {
+			p.opt.Deployment = nil
+			p.consumer.serves = strings.Replace(tinyDeployment, "head_dim: 32", "head_dim: 64", 1)
+		},
+		"the consumer's daemon at": func(p *fakePair) { p.consumer.serves = wide },
+		"the producer's daemon at": func(p *fakePair) { p.producer.serves = wide },
+		"above max_tokens, 16384": func(p *fakePair) {
+			p.opt.Requests = []Request{{PromptTokens: 512 * 40, IDs: make([]uint64, 40), At: "trace:7"}}
+		},
+		"trace:7: input_length is 20480": func(p *fakePair) {
+			p.opt.Requests = []Request{{PromptTokens: 512 * 40, IDs: make([]uint64, 40), At: "trace:7"}}
+		},
+	} {
+		p := startPair(t, "pd", 2)
+		change(p)
+		r, err := Run(t.Context(), p.opt)
+		require.ErrorContains(t, err, want)
+		require.NotContains(t, err.Error(), "rpc error")
+		require.Nil(t, r)
+		require.Empty(t, p.producer.begins, want)
+	}
+}
+
+// The digests of the two deployments are both named.
+func TestOtherDeploymentIsRefused(t *testing.T) {
+	p := startPair(t, "probe", 1)
+	other, err := deploy.Parse("other.yaml", []byte(strings.Replace(tinyDeployment, "window: 128", "window: 256", 1)))
 	require.NoError(t, err)
+	mine := p.opt.Deployment.Digest()
 	p.opt.Deployment = other
 	_, err = Run(t.Context(), p.opt)
-	require.ErrorContains(t, err, "group full: its blocks have 4096 bytes, those of the deployment given to replay 6144")
+	require.ErrorContains(t, err, mine)
+	require.ErrorContains(t, err, other.Digest())
+}
+
+// Two nodes with other rules may exchange bytes: each engine follows its own node's.
+func TestEachSidePlaysItsOwnDeployment(t *testing.T) {
+	p := startPair(t, "probe", 6)
+	p.opt.Deployment = nil
+	p.producer.serves = strings.Replace(tinyDeployment, "window: 128", "window: 512", 1)
+	r := p.run(t)
+	require.Zero(t, r.WrongBytes)
+	require.Equal(t, 6, r.Hits)
+}
+
+// A daemon that says no only once it runs is heard once, too.
+func TestEveryRequestRefused(t *testing.T) {
+	y := &tally{requests: 2, refused: map[string]int{}}
+	y.no(&refusal{"consumer", "first"})
+	require.NoError(t, y.refusedAll())
+	y.no(nil)
+	y.no(&refusal{"consumer", "second"})
+	require.EqualError(t, y.refusedAll(), "every request was refused: consumer's daemon: first")
+}
+
+func TestSocketThatNobodyServes(t *testing.T) {
+	p := startPair(t, "pd", 1)
+	dir := t.TempDir()
+	dead := filepath.Join(dir, "dead")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
+	require.NoError(t, err)
+	l.SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for socket, why := range map[string]string{
+		dead: "connection refused", file: "connection refused", filepath.Join(dir, "none"): "no such file or directory",
+	} {
+		p.opt.Consumer = socket
+		_, err = Run(t.Context(), p.opt)
+		require.EqualError(t, err, "consumer: no daemon answers at "+socket+" ("+why+"): is tierd serve running?")
+	}
+}
+
+// A program that is no tierd is no tierd's daemon.
+func TestSocketOfAnotherProgram(t *testing.T) {
+	p := startPair(t, "pd", 1)
+	p.opt.Producer = filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", p.opt.Producer)
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Write([]byte("SSH-2.0-x\r\n"))
+			c.Close()
+		}
+	}()
+	_, err = Run(t.Context(), p.opt)
+	l.Close()
+	<-done
+	require.ErrorContains(t, err, "does not answer as a daemon's engine socket does")
+	require.NotContains(t, err.Error(), "rpc error")
 }
 
 func TestOptionsAreChecked(t *testing.T) {
-	d, err := deploy.Parse("tiny.yaml", []byte(tinyDeployment))
-	require.NoError(t, err)
-	good := Options{Requests: tinyTrace(1), Deployment: d, Leg: "pd", PeerID: "p"}
+	good := Options{Requests: tinyTrace(1), Producer: "/p", Consumer: "/c", Leg: "pd", Concurrency: 1}
 	require.NoError(t, good.Check())
 	for want, change := range map[string]func(*Options){
-		"no requests":               func(o *Options) { o.Requests = nil },
-		"no deployment":             func(o *Options) { o.Deployment = nil },
-		`leg is "x"`:                func(o *Options) { o.Leg = "x" },
-		"node id":                   func(o *Options) { o.PeerID = "" },
-		"rate is -1":                func(o *Options) { o.RequestsPerSecond = -1 },
-		"concurrency is 65":         func(o *Options) { o.Concurrency = concurrencyMax + 1 },
-		"max_tokens of the deploym": func(o *Options) { o.Requests = []Request{{PromptTokens: 512 * 40, IDs: make([]uint64, 40)}} },
+		"no requests":       func(o *Options) { o.Requests = nil },
+		`leg is "x"`:        func(o *Options) { o.Leg = "x" },
+		"rate is -1":        func(o *Options) { o.RequestsPerSecond = -1 },
+		"rate is NaN":       func(o *Options) { o.RequestsPerSecond = math.NaN() },
+		"rate is +Inf":      func(o *Options) { o.RequestsPerSecond = math.Inf(1) },
+		"rate is -Inf":      func(o *Options) { o.RequestsPerSecond = math.Inf(-1) },
+		"concurrency is 0":  func(o *Options) { o.Concurrency = 0 },
+		"concurrency is -1": func(o *Options) { o.Concurrency = -1 },
+		"concurrency is 65": func(o *Options) { o.Concurrency = concurrencyMax + 1 },
+		"same socket, /p":   func(o *Options) { o.Consumer = "/x/../p" },
+		"trace:3: hash_ids": func(o *Options) { o.Requests = []Request{{PromptTokens: 1, At: "trace:3"}} },
 	} {
 		o := good
 		change(&o)
-		require.ErrorContains(t, o.Check(), want)
+		err := o.Check()
+		require.ErrorContains(t, err, want)
+		require.NotContains(t, err.Error(), "replay:")
 	}
+}
+
+// A plan that fetches nothing is a hit only where there was nothing left to plan.
+func TestNothingPlannedIsNoHit(t *testing.T) {
+	groups := []group{{name: "full", blockTokens: 16, chunkBlocks: 8, rows: 1, rowBytes: 1}, {name: "wide", index: 1, blockTokens: 16, chunkBlocks: 16, rows: 1, rowBytes: 1}}
+	for _, c := range []struct {
+		prompt, native, cap uint64
+		note, cause         string
+	}{
+		{prompt: 1000, native: 0, cause: CauseNothingPlanned},
+		{prompt: 1000, native: 752, cause: CauseNothingPlanned},
+		{prompt: 1000, native: 752, note: "busy", cause: CauseNothingPlanned},
+		{prompt: 1000, native: 768},               // the last chunk that both groups have whole
+		{prompt: 1000, native: 992, note: "busy"}, // nothing was missed
+		{prompt: 1000, native: 512, cap: 600},
+		{prompt: 1024, native: 1008, cause: CauseNothingPlanned}, // 1023 was possible
+		{prompt: 255, native: 0, cause: CauseShort},
+		{prompt: 255, native: 240, cause: CauseShort},
+		{prompt: 1, native: 0, cause: CauseShort},
+	} {
+		s := &side{groups: groups, daemon: &daemon{deployment: &deploy.Deployment{MaxStoreTokens: c.cap}}}
+		req := &Request{PromptTokens: c.prompt, IDs: make([]uint64, 2)}
+		out := &consumed{nativeTokens: c.native}
+		out.unplanned(newSequence(s, newPrompt(req, "", 16)), &enginepb.BeginReply{ResumeTokens: c.native, Note: c.note})
+		require.Equal(t, c.cause, out.cause, "%+v", c)
+		if c.note != "" && c.cause != "" {
+			require.Equal(t, c.note, out.detail)
+		}
+		if c.cause == CauseNothingPlanned {
+			require.NotEmpty(t, out.detail)
+		}
+	}
+}
+
+// Nobody knows what attention of a foreign rule reads: what was loaded is judged, and
+// what was not is not missed.
+func TestForeignRule(t *testing.T) {
+	d, err := deploy.Parse("d.yaml", []byte(strings.Replace(tinyDeployment, "rule: window", `rule: "./r.wasm#my-window"`, 1)))
+	require.NoError(t, err)
+	groups, err := groupsOf(d)
+	require.NoError(t, err)
+	require.Equal(t, []bool{true, false}, []bool{groups[0].foreign, groups[1].foreign})
+	s := &side{groups: groups, daemon: &daemon{deployment: d}}
+	q := newSequence(s, newPrompt(&Request{PromptTokens: 100, IDs: []uint64{1}}, "", 16))
+	require.EqualValues(t, 3*groups[1].rows*groups[1].rowBytes, q.wrong(48), "of the group full alone")
+}
+
+// Own tier, transferred and unmatched add up to the demand, and the bytes tell them apart.
+func TestOwnTierIsToldApart(t *testing.T) {
+	p := startPair(t, "probe", 6)
+	p.consumer.held = 1
+	r := p.run(t)
+	bytes := uint64(0)
+	for i, g := range r.Groups {
+		require.Equal(t, g.Demanded, g.OwnTier+g.Transferred+g.Unmatched)
+		require.Positive(t, g.OwnTier)
+		bytes += g.OwnTier * p.opt.Deployment.Groups[i].ChunkBytes()
+	}
+	require.Equal(t, bytes, r.OwnTierBytes)
 }
 
 func TestRateSpreadsTheStarts(t *testing.T) {
@@ -272,6 +472,16 @@ func TestRateSpreadsTheStarts(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(start), 80*time.Millisecond, "the fifth starts 4/50 s after the first")
 }
 
+// The smallest rate does not overflow into "at once".
+func TestTinyRateWaits(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := &run{opt: Options{RequestsPerSecond: math.SmallestNonzeroFloat64}}
+	for range 100 { // select is fair: a start that is due would be taken now and then
+		require.Error(t, r.pace(ctx, time.Now(), 1))
+	}
+}
+
 func TestReportReadsBack(t *testing.T) {
 	p := startPair(t, "pd", 3)
 	r := p.run(t)
@@ -279,13 +489,44 @@ func TestReportReadsBack(t *testing.T) {
 	require.NoError(t, err)
 	var keys map[string]any
 	require.NoError(t, json.Unmarshal(text, &keys))
-	for _, k := range []string{"requests", "hits", "recomputed", "wrong_bytes", "bytes", "seconds", "pull_ms", "groups", "recomputed_causes"} {
+	for _, k := range []string{"producer", "consumer", "own_tier_bytes", "pulls", "requests", "hits", "recomputed", "wrong_bytes", "bytes", "seconds", "pull_ms", "groups", "recomputed_causes"} {
 		require.Contains(t, keys, k)
 	}
 	var table bytes.Buffer
 	require.NoError(t, r.WriteTable(&table))
-	for _, want := range []string{"leg pd: 3 requests", "sliding", "full", "unmatched"} {
+	for _, want := range []string{
+		"leg pd: 3 requests", "from node p (" + p.producer.socket + ") to node c (" + p.consumer.socket + ")\n",
+		"from the consumer's own tier 0 B, pulled ", "MB", "sliding", "full", "own tier +", "unmatched",
+	} {
 		require.Contains(t, table.String(), want)
+	}
+	require.NotContains(t, table.String(), "p99", "of three pulls the longest says it all")
+	r.Pulls = p99Pulls
+	table.Reset()
+	require.NoError(t, r.WriteTable(&table))
+	require.Contains(t, table.String(), "ms (p99)")
+}
+
+func TestDetailsAreGrouped(t *testing.T) {
+	y := &tally{}
+	for range 3 {
+		for i := range detailsMax + 2 {
+			y.detail("peer", fmt.Sprint("sentence ", i))
+		}
+		y.detail("peer", "")
+	}
+	require.Len(t, y.sum.Details, detailsMax)
+	require.Equal(t, Detail{"peer", "sentence 0", 3}, y.sum.Details[0])
+	require.Equal(t, 6, y.sum.DetailsLeftOut)
+	var table bytes.Buffer
+	require.NoError(t, y.sum.WriteTable(&table))
+	require.Contains(t, table.String(), "  3 x peer: sentence 0\n")
+	require.Contains(t, table.String(), "  and 6 other sentences\n")
+}
+
+func TestSizesArePrintedInTheirUnit(t *testing.T) {
+	for bytes, want := range map[float64]string{0: "0 B", 999: "999 B", 4096: "4.1 kB", 33554432: "33.6 MB", 8.54e9: "8.54 GB"} {
+		require.Equal(t, want, size(bytes))
 	}
 }
 

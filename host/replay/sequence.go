@@ -120,7 +120,7 @@ func (q *sequence) room(i int, first, end uint64) error {
 	defer q.s.mu.Unlock()
 	ids, err := q.s.pools[i].take(missing)
 	if err != nil {
-		return fmt.Errorf("%s: group %s: %w", q.s.name, q.s.groups[i].name, err)
+		return fmt.Errorf("%s: group %s: %w", q.s.daemon.side, q.s.groups[i].name, err)
 	}
 	for b := first; b < end; b++ {
 		if t[b] == noBlock {
@@ -156,14 +156,17 @@ func (q *sequence) publish(i int, first, end uint64) {
 
 // wrong compares everything that attention reads to go on from token n with what it
 // must be, and returns how many bytes differ. A block that is not there at all differs
-// in every byte. Blocks that are right become findable.
+// in every byte, unless nobody knows whether attention reads it. Blocks that are right
+// become findable.
 func (q *sequence) wrong(n uint64) (wrong uint64) {
 	for i := range q.s.groups {
 		g := &q.s.groups[i]
 		first, end := g.needs(n)
 		for b := first; b < end; b++ {
 			if q.tables[i][b] == noBlock {
-				wrong += g.rows * g.rowBytes
+				if !g.foreign {
+					wrong += g.rows * g.rowBytes
+				}
 				continue
 			}
 			bad := 0
@@ -223,4 +226,18 @@ func (q *sequence) untold() (runs []*enginepb.BlockRun) {
 		}
 	}
 	return runs
+}
+
+// covered reports whether the first n tokens leave nothing to plan: they reach the end
+// of the last whole chunk that a plan can resume at. none: the prompt has no such chunk.
+func (q *sequence) covered(n uint64) (covered, none bool) {
+	stored := q.p.tokens()
+	if most := q.s.daemon.deployment.MaxStoreTokens; most > 0 {
+		stored = min(stored, most)
+	}
+	last := q.p.tokens() - 1
+	for i := range q.s.groups { // a point needs whole chunks in every group
+		last = min(last, stored/q.s.groups[i].chunkTokens()*q.s.groups[i].chunkTokens())
+	}
+	return last > 0 && n >= last, last == 0
 }

@@ -16,7 +16,8 @@ func TestReadTrace(t *testing.T) {
 	got, err := ReadTrace("t", strings.NewReader(goodLine+"\n\n"+goodLine+"\n"), 0)
 	require.NoError(t, err)
 	require.Len(t, got, 2)
-	require.Equal(t, Request{TimestampMS: 27482, PromptTokens: 600, OutputTokens: 52, IDs: []uint64{46, 47}}, got[0])
+	require.Equal(t, Request{TimestampMS: 27482, PromptTokens: 600, OutputTokens: 52, IDs: []uint64{46, 47}, At: "t:1"}, got[0])
+	require.Equal(t, "t:3", got[1].At, "empty lines count")
 
 	got, err = ReadTrace("t", strings.NewReader(goodLine+"\n"+goodLine+"\nnot read"), 2)
 	require.NoError(t, err)
@@ -26,17 +27,32 @@ func TestReadTrace(t *testing.T) {
 func TestReadTraceSaysWhatIsWrongAndWhere(t *testing.T) {
 	for want, text := range map[string]string{
 		"t: no request in it":                                         "",
-		"t:1: no JSON of a trace line":                                "oops",
-		"t:2: input_length is 0":                                      goodLine + "\n{}",
+		"t:1: this is no JSON from byte 1":                            "oops",
+		"t:2: this is no JSON from byte 20":                           goodLine + "\n" + goodLine[:20],
+		"t:1: the line is a JSON array; it must be an object":         "[1]",
+		"t:2: input_length is missing":                                goodLine + "\n{}",
+		"t:1: hash_ids is missing":                                    `{"input_length": 5}`,
+		"t:1: input_length is 0; a request has at least 1 token":      `{"input_length": 0, "hash_ids": []}`,
+		"t:1: input_length is a string; it must be a whole number":    strings.Replace(goodLine, "600", `"600"`, 1),
+		"t:1: input_length is a number -5; it must be a whole number": strings.Replace(goodLine, "600", "-5", 1),
+		"t:1: timestamp is a number 1.5":                              strings.Replace(goodLine, "27482", "1.5", 1),
+		"t:1: hash_ids is or holds a string":                          strings.Replace(goodLine, "46", `"46"`, 1),
+		"t:1: hash_ids is or holds a number":                          strings.Replace(goodLine, "[46, 47]", "46", 1),
 		"t:1: hash_ids has 1 entries; an input_length of 600 needs 2": strings.Replace(goodLine, ", 47", "", 1),
 		"t:1: input_length is 99999999999":                            strings.Replace(goodLine, "600", "99999999999", 1),
-		"t: a line is longer than 1048576 bytes":                      strings.Repeat(" ", lineBytesMax+1),
+		"t:2: the line is longer than 1048576 bytes":                  goodLine + "\n" + strings.Repeat(" ", lineBytesMax+1),
 	} {
 		_, err := ReadTrace("t", strings.NewReader(text), 0)
 		require.ErrorContains(t, err, want)
+		for _, jargon := range []string{"Go ", "uint64", "unmarshal", "struct", "json:"} {
+			require.NotContains(t, err.Error(), jargon)
+		}
 	}
 	_, err := LoadTrace("no-such-file", 0)
-	require.ErrorContains(t, err, "no-such-file")
+	require.EqualError(t, err, "trace no-such-file cannot be read: no such file or directory")
+	dir := t.TempDir()
+	_, err = LoadTrace(dir, 0)
+	require.EqualError(t, err, "trace "+dir+" cannot be read: is a directory")
 }
 
 func FuzzReadTrace(f *testing.F) {
