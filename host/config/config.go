@@ -24,11 +24,15 @@ import (
 
 // Config is node.yaml.
 type Config struct {
+	// File is where the configuration was read; errors name it.
+	File string `yaml:"-"`
 	// NodeID names this node to its peers: letters, digits, dot, dash, underscore.
 	NodeID string `yaml:"node_id"`
-	// StateDir keeps accepted verdicts and addresses.json.
+	// StateDir keeps accepted verdicts and addresses.json, for one daemon at a time. It
+	// is made if it is not there; the directory above it must exist.
 	StateDir string `yaml:"state_dir"`
-	// EngineSocket is the Unix socket for engines, created with mode 0600.
+	// EngineSocket is the Unix socket for engines, created with mode 0600 in a directory
+	// that exists.
 	EngineSocket string `yaml:"engine_socket"`
 	// PeerListen and DataListen are the host:port for control and for bytes.
 	PeerListen string `yaml:"peer_listen"`
@@ -40,7 +44,8 @@ type Config struct {
 	HTTPListen string `yaml:"http_listen"`
 	// SlabBytes is the size of the primary tier, in bytes.
 	SlabBytes int64 `yaml:"slab_bytes"`
-	// SlabDir holds the slab and the engines' regions. Default /dev/shm.
+	// SlabDir holds the slab and the engines' regions. It must exist, and be in memory
+	// (tmpfs) for anything but tests. Default /dev/shm.
 	SlabDir string `yaml:"slab_dir"`
 	// Deployment is the path of the deployment file.
 	Deployment string `yaml:"deployment"`
@@ -86,8 +91,6 @@ type Deadlines struct {
 	TransferMS int64 `yaml:"transfer_ms"`
 	// PendingMS: what a chunk being written gets on top of its bytes. 2000.
 	PendingMS int64 `yaml:"pending_ms"`
-	// LeaseMS: bound supply without a sign of its consumer. 10000.
-	LeaseMS int64 `yaml:"lease_ms"`
 	// ParkedMS: unbound supply. 60000.
 	ParkedMS int64 `yaml:"parked_ms"`
 	// DrainMS: from SIGTERM to exit. 5000.
@@ -132,7 +135,7 @@ func Defaults() Config {
 		Deadlines: Deadlines{
 			RequestMS: 30_000, LookupMS: 500, ConnectMS: 750,
 			PingMS: 250, SuspectMS: 750, DeadMS: 2_000,
-			TransferMS: 500, PendingMS: 2_000, LeaseMS: 10_000, ParkedMS: 60_000, DrainMS: 5_000,
+			TransferMS: 500, PendingMS: 2_000, ParkedMS: 60_000, DrainMS: 5_000,
 		},
 		Bounds: Bounds{Engines: 8, Requests: 1024, Sessions: 64, MessageBytes: 4 << 20},
 	}
@@ -150,15 +153,26 @@ func Load(path string) (*Config, error) {
 // Parse reads a configuration whose file is (or would be) at path.
 func Parse(path string, data []byte) (*Config, error) {
 	c := Defaults()
+	c.File = path
 	if err := strictyaml.Decode(path, data, &c); err != nil {
 		return nil, err
 	}
 	c.fillZeros()
 	c.resolve(filepath.Dir(path))
 	if err := c.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, c.Errorf("%w", err)
 	}
 	return &c, nil
+}
+
+// Errorf is fmt.Errorf with the configuration's file in front. Whoever finds out that a
+// value does not work, such as a port that is taken, uses it too.
+func (c *Config) Errorf(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	if c.File == "" {
+		return err
+	}
+	return fmt.Errorf("%s: %w", c.File, err)
 }
 
 // fillZeros gives fields that were written as 0 or "" their defaults.
@@ -207,7 +221,7 @@ func (d *Deadlines) fields() []field {
 	return []field{
 		{"request_ms", &d.RequestMS}, {"lookup_ms", &d.LookupMS}, {"connect_ms", &d.ConnectMS},
 		{"ping_ms", &d.PingMS}, {"suspect_ms", &d.SuspectMS}, {"dead_ms", &d.DeadMS},
-		{"transfer_ms", &d.TransferMS}, {"pending_ms", &d.PendingMS}, {"lease_ms", &d.LeaseMS},
+		{"transfer_ms", &d.TransferMS}, {"pending_ms", &d.PendingMS},
 		{"parked_ms", &d.ParkedMS}, {"drain_ms", &d.DrainMS},
 	}
 }
@@ -259,7 +273,10 @@ func (c *Config) Validate() error {
 	if n := len(c.EngineSocket); n > SocketPathBytesMax {
 		return fmt.Errorf("engine_socket %s has %d bytes; a Unix socket's path has at most %d: choose a shorter path", c.EngineSocket, n, SocketPathBytesMax)
 	}
-	if c.SlabBytes <= 0 {
+	if c.SlabBytes == 0 {
+		return errors.New("slab_bytes is missing or 0; set it to the bytes of host memory that the tier may use, such as 1073741824 for 1 GiB")
+	}
+	if c.SlabBytes < 0 {
 		return fmt.Errorf("slab_bytes is %d; set it to the bytes of host memory that the tier may use, such as 1073741824 for 1 GiB", c.SlabBytes)
 	}
 	if _, err := c.Level(); err != nil {

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,7 +94,9 @@ func TestRefusals(t *testing.T) {
 		{"no deployment", set("deployment", "")},
 		{"node_id with a space", set("node_id", "'a b'")},
 		{"long socket path", set("engine_socket", "/"+strings.Repeat("s", 107))},
-		{"no slab", set("slab_bytes", "0")},
+		{"no slab", set("slab_bytes", "")},
+		{"slab of nothing", set("slab_bytes", "0")},
+		{"negative slab", set("slab_bytes", "-1")},
 		{"log level", set("log_level", "loud")},
 		{"listen without port", set("peer_listen", "127.0.0.1")},
 		{"advertise with a path", set("advertise", "host/data")},
@@ -131,6 +135,42 @@ func TestRefusals(t *testing.T) {
 func TestInsecureMayListenAnywhere(t *testing.T) {
 	_, err := Parse("node.yaml", []byte(strings.Replace(minimal, "127.0.0.1:7000", "0.0.0.0:7000", 1)+"insecure: true\nadvertise: node-a\n"))
 	require.NoError(t, err)
+}
+
+// The example documents every key, and what it writes out is the default.
+func TestExampleHasEveryKeyAndDefault(t *testing.T) {
+	const path = "../../examples/node.yaml"
+	c, err := Load(path)
+	require.NoError(t, err)
+	require.Equal(t, path, c.File)
+	want := Defaults()
+	want.File = path
+	// What has no default stands as it is.
+	want.NodeID, want.StateDir, want.EngineSocket, want.Deployment = c.NodeID, c.StateDir, c.EngineSocket, c.Deployment
+	want.PeerListen, want.DataListen, want.SlabBytes, want.Peers = c.PeerListen, c.DataListen, c.SlabBytes, c.Peers
+	want.Bounds.ParkedBytes = c.SlabBytes / 2
+	require.Equal(t, want, *c)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var keys func(v reflect.Type, into []string) []string
+	keys = func(v reflect.Type, into []string) []string {
+		for v.Kind() == reflect.Pointer || v.Kind() == reflect.Slice {
+			v = v.Elem()
+		}
+		for i := 0; v.Kind() == reflect.Struct && i < v.NumField(); i++ {
+			if name := v.Field(i).Tag.Get("yaml"); name != "-" {
+				into = keys(v.Field(i).Type, append(into, name))
+			}
+		}
+		return into
+	}
+	lines := strings.Split(string(text), "\n")
+	for _, key := range keys(reflect.TypeFor[Config](), nil) {
+		// TLS and peers are in comments; every other key is written out.
+		require.True(t, slices.ContainsFunc(lines, func(l string) bool {
+			return strings.HasPrefix(strings.TrimLeft(l, " #-{"), key+":")
+		}), "%s is not in the example", key)
+	}
 }
 
 func FuzzParse(f *testing.F) {

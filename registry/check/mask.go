@@ -53,18 +53,6 @@ func (w *worker) readsAny(g int, q, lo, hi, prompt uint64) bool {
 	return lo < hi && (w.reads[g](q, lo, prompt) || w.reads[g](q, hi-1, prompt))
 }
 
-func (d *Domain) isEdgeLength(n uint64) bool {
-	lo, hi := 0, len(d.edges)
-	for lo < hi {
-		if mid := (lo + hi) / 2; d.edges[mid] < n {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return lo < len(d.edges) && d.edges[lo] == n
-}
-
 // readsOf returns the predicate of a mask: whether the query at q reads the key at k < q.
 func readsOf(c *Claim) func(q, k, prompt uint64) bool {
 	arg := func(i int) uint64 { return c.Params[c.Manifest.Param(c.Manifest.MaskArgs[i])] }
