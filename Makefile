@@ -19,6 +19,9 @@ MODULES := examples/rule-go examples/short-tail
 SHORT_TAIL := examples/demo/refused/short-tail.wasm
 # How long `make fuzz` runs each fuzz test.
 FUZZTIME ?= 10s
+# What `make soak` plays.
+SEED ?= 1
+SEEDS ?= 50
 
 .PHONY: help
 help: ## list the targets
@@ -91,6 +94,10 @@ fuzz: ## run each fuzz test for FUZZTIME (10s)
 			echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p; \
 		done; \
 	done
+
+.PHONY: soak
+soak: ## play SEEDS (50) random deployments end to end, from seed SEED (1), under the race detector
+	go test -race -timeout 60m ./host -run TestDrawnDeployments -seed $(SEED) -seeds $(SEEDS)
 
 .PHONY: bench
 bench: ## run the benchmarks

@@ -16,6 +16,11 @@ func failureOf(r session.Result) failure {
 		detail = r.Cause.String()
 	}
 	switch r.Cause {
+	case session.Deadline:
+		if r.Reason == sessionpb.Reason_REASON_NO_LAST_WORD { // a living peer that did not begin or end the request
+			return failure{metrics.CauseUnmatched, detail}
+		}
+		return failure{metrics.CauseDeadline, detail}
 	case session.Unmatched:
 		if detail == session.Unmatched.String() {
 			detail = session.ReasonText(r.Reason)
@@ -31,7 +36,7 @@ func failureOf(r session.Result) failure {
 		return failure{metrics.CauseChecksum, detail}
 	case session.Aborted:
 		return failure{metrics.CauseAborted, detail}
-	case session.Deadline, session.TransferLate:
+	case session.TransferLate:
 		return failure{metrics.CauseDeadline, detail}
 	case session.Busy, session.Refused, session.Invalid:
 		return failure{metrics.CauseRefused, detail}

@@ -39,7 +39,9 @@ type consumer struct {
 	backstop *time.Timer
 
 	resume  uint64  // planned
+	from    string  // peer of the plan; "" = own tier only
 	wants   []*want // demanded chunks, by group and chunk
+	spare   []*want // chunks that a lower resume point needs too; see fallBack
 	note    string
 	settled chan struct{} // closed when every want has ended
 	wg      sync.WaitGroup
@@ -47,6 +49,7 @@ type consumer struct {
 	mu      sync.Mutex
 	open    int // wants that have not ended
 	sealed  bool
+	fell    bool // fallBack was called
 	loaded  bool
 	final   uint64   // where the engine goes on
 	bytes   []uint64 // transferred, per group
@@ -60,8 +63,11 @@ type want struct {
 	key   tier.Key
 	slot  tier.Slot
 	named bool
+	// pending: it was being written when it was planned.
+	pending bool
 
 	// Guarded by consumer.mu.
+	asked bool // a spare want that is demanded
 	ended bool
 	hold  hold // set when it is here
 	fail  failure
@@ -90,6 +96,9 @@ func (a *attachment) beginConsumer(ctx context.Context, r *enginepb.BeginRequest
 	reply := &enginepb.BeginReply{ResumeTokens: c.resume, Note: c.note}
 	for _, w := range c.wants {
 		reply.Demand = n.addChunk(reply.Demand, w.ref)
+	}
+	for _, w := range c.spare {
+		reply.Fallback = n.addChunk(reply.Fallback, w.ref)
 	}
 	return c, reply, nil
 }
@@ -135,15 +144,15 @@ func (c *consumer) begin(ctx context.Context) {
 // plan needs. It reports false, with everything given back, when there is no room.
 func (c *consumer) tryPlan(ctx context.Context, peer string) bool {
 	c.resume = c.ask.LocalTokens
-	resume, demand, err := c.plan(ctx, peer)
+	p, err := c.plan(ctx, peer)
 	if err != nil {
 		c.note = fmt.Sprintf("no plan: %v", err)
 		c.node.log.Error("a consumer's request could not be planned; it computes everything itself", "request", c.name, "error", err)
 		return true
 	}
-	wants := make([]*want, len(demand))
-	for i, ref := range demand {
-		wants[i] = &want{ref: ref, key: c.key(ref)}
+	wants := c.wantsOf(p.demand)
+	for i, w := range wants {
+		w.pending = p.pending[i]
 	}
 	missing, writing, err := c.take(wants, peer)
 	if err != nil {
@@ -152,7 +161,7 @@ func (c *consumer) tryPlan(ctx context.Context, peer string) bool {
 		c.note = err.Error()
 		return false
 	}
-	c.resume, c.wants = resume, wants
+	c.resume, c.from, c.wants, c.spare = p.resume, peer, wants, c.wantsOf(p.spare)
 	c.mu.Lock()
 	c.open = len(missing) + len(writing)
 	c.mu.Unlock()
@@ -163,29 +172,83 @@ func (c *consumer) tryPlan(ctx context.Context, peer string) bool {
 	return true
 }
 
+func (c *consumer) wantsOf(refs []plan.Ref) []*want {
+	wants := make([]*want, len(refs))
+	for i, ref := range refs {
+		wants[i] = &want{ref: ref, key: c.key(ref)}
+	}
+	return wants
+}
+
 func (c *consumer) key(ref plan.Ref) tier.Key {
 	return c.seq.key(ref.Group, c.node.groups[ref.Group].chunkTokens, ref.Chunk)
 }
 
-// plan returns the resume point and the chunks to have there.
-func (c *consumer) plan(ctx context.Context, peer string) (uint64, []plan.Ref, error) {
+// A consumerPlan is a resume point and the chunks to have there.
+type consumerPlan struct {
+	resume  uint64
+	demand  []plan.Ref
+	pending []bool     // of each: it is being written
+	spare   []plan.Ref // what else a plan without those would have
+}
+
+func (c *consumer) plan(ctx context.Context, peer string) (out consumerPlan, err error) {
 	p := c.node.planner()
 	defer c.node.planners.Put(p)
-	own := c.lookupOwn()
+	known := c.lookupOwn()
 	var pl plan.Plan
-	var err error
 	switch {
 	case peer == "":
-		pl, err = p.Settled(c.ask, own)
+		pl, err = p.Settled(c.ask, known)
 	case c.leg == legPD:
-		pl, err = p.Eager(c.ask, own)
+		pl, err = p.Eager(c.ask, known)
 	default:
-		pl, err = c.probe(ctx, p, peer, own)
+		pl, known, err = c.probe(ctx, p, peer, known)
 	}
 	if err != nil || pl.Deferred {
-		return 0, nil, errors.Join(err, deferredError(pl))
+		return out, errors.Join(err, deferredError(pl))
 	}
-	return pl.ResumeTokens, refs(pl.Demand), nil
+	out.resume, out.demand = pl.ResumeTokens, refs(pl.Demand)
+	out.pending = make([]bool, len(out.demand))
+	if c.leg == legPD && peer != "" { // all of it is still to come, and is promised
+		return out, nil
+	}
+	some := false
+	for i, ref := range out.demand {
+		out.pending[i] = known[ref.Group].At(int(ref.Chunk)) == abi.Pending
+		some = some || out.pending[i]
+	}
+	if some {
+		out.spare, err = c.spareOf(p, known, out.demand)
+	}
+	return out, err
+}
+
+// spareOf returns the chunks beside the demand that are wanted if nothing that is being
+// written comes. What was not looked up is hoped to be there: it costs no bytes before
+// that.
+func (c *consumer) spareOf(p *plan.Planner, known []abi.States, demand []plan.Ref) ([]plan.Ref, error) {
+	for g := range known {
+		n := int(c.ask.PromptTokens / c.node.groups[g].chunkTokens)
+		known[g] = slices.Clone(known[g])
+		for i := range n {
+			switch known[g].At(i) {
+			case abi.Pending:
+				known[g].Put(i, abi.Miss)
+			case abi.Retry:
+				known[g].Put(i, abi.Hit)
+			}
+		}
+	}
+	pl, err := p.Settled(c.ask, known)
+	if err != nil {
+		return nil, err
+	}
+	planned := make(map[plan.Ref]bool, len(demand))
+	for _, ref := range demand {
+		planned[ref] = true
+	}
+	return slices.DeleteFunc(refs(pl.Demand), func(ref plan.Ref) bool { return planned[ref] }), nil
 }
 
 func deferredError(pl plan.Plan) error {
@@ -219,9 +282,9 @@ func (c *consumer) lookupOwn() []abi.States {
 	return out
 }
 
-// probe plans with at most plan.ProbeRounds batched lookups at the peer. A lookup that
-// fails leaves Misses.
-func (c *consumer) probe(ctx context.Context, p *plan.Planner, peer string, own []abi.States) (plan.Plan, error) {
+// probe plans with at most plan.ProbeRounds batched lookups at the peer, and returns what
+// is known after them. A lookup that fails leaves Misses.
+func (c *consumer) probe(ctx context.Context, p *plan.Planner, peer string, own []abi.States) (plan.Plan, []abi.States, error) {
 	known := make([]abi.States, len(own))
 	for g := range own {
 		known[g] = slices.Clone(own[g])
@@ -233,11 +296,12 @@ func (c *consumer) probe(ctx context.Context, p *plan.Planner, peer string, own 
 	for round := 0; ; round++ {
 		step, err := p.Probe(c.ask, known, round)
 		if err != nil || step.Done {
-			return step.Plan, err
+			return step.Plan, known, err
 		}
 		if err := c.lookupPeer(ctx, peer, refs(step.Lookup), known); err != nil {
 			c.note = err.Error()
-			return p.Settled(c.ask, own)
+			pl, err := p.Settled(c.ask, own)
+			return pl, own, err
 		}
 	}
 }
@@ -318,7 +382,11 @@ func (c *consumer) take(wants []*want, peer string) (missing, writing []*want, e
 	for _, w := range missing {
 		keys = append(keys, w.key)
 	}
-	adm, err := t.Admit(c.owner, keys)
+	var adm []tier.Admission
+	err = c.node.meeting.withRoom("", func() (err error) {
+		adm, err = t.Admit(c.owner, keys)
+		return err
+	})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -388,7 +456,7 @@ func (c *consumer) awaitOthers(peer string, writing []*want) {
 		ref, err := n.awaitReadable(ctx, c.owner, w.key)
 		switch {
 		case err == nil:
-			c.got(w, pinned(ref), false)
+			c.got(w, pinned(ref))
 		case c.ctx.Err() != nil:
 			outcome = "aborted"
 			c.lost(w, c.interrupted())
@@ -404,7 +472,11 @@ func (c *consumer) awaitOthers(peer string, writing []*want) {
 	if len(late) == 0 {
 		return
 	}
-	slots, err := n.tier.Stage(c.owner, len(late))
+	var slots []tier.Slot
+	err := n.meeting.withRoom("", func() (err error) {
+		slots, err = n.tier.Stage(c.owner, len(late))
+		return err
+	})
 	if err != nil {
 		n.metrics.NoRoom.WithLabelValues("consumer").Inc()
 		for _, w := range late {
@@ -423,19 +495,43 @@ func (c *consumer) interrupted() failure {
 	return failure{metrics.CauseAborted, context.Cause(c.ctx).Error()}
 }
 
-// got ends a want whose content is here.
-func (c *consumer) got(w *want, h hold, fromPeer bool) {
+// errEnded: the want has ended before its bytes were whole.
+var errEnded = errors.New("the request has given it up")
+
+// landed ends a want whose bytes have come whole into its slot. Publishing and ending
+// are one step: a want that has ended never has a pin that its request's end would miss.
+func (c *consumer) landed(w *want, sum uint32, size int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.ended {
+		return errEnded
+	}
+	h, err := c.node.publish(c.owner, w.slot, w.named, w.key, sum, size)
+	if err != nil {
+		return err
+	}
+	group := c.node.groups[w.ref.Group].name
+	c.node.metrics.PeerReadBytes.Add(float64(size))
+	c.node.metrics.Transferred.WithLabelValues(group, c.leg).Inc()
+	c.arrived[w.ref.Group]++
+	c.bytes[w.ref.Group] += uint64(size)
+	c.endLocked(w, h)
+	return nil
+}
+
+// got ends a want whose content another request has brought here.
+func (c *consumer) got(w *want, h hold) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if w.ended {
 		c.node.letGo(h)
 		return
 	}
+	c.endLocked(w, h)
+}
+
+func (c *consumer) endLocked(w *want, h hold) {
 	w.ended, w.hold = true, h
-	if fromPeer {
-		c.arrived[w.ref.Group]++
-		c.bytes[w.ref.Group] += uint64(len(h.bytes))
-	}
 	c.open--
 	c.settleLocked()
 }
@@ -463,33 +559,132 @@ const backstopGrace = 5 * time.Second
 
 // giveUp ends every wait that should have ended long ago.
 func (c *consumer) giveUp() {
+	var stuck []*want
 	c.mu.Lock()
-	stuck := 0
 	if c.sealed {
-		for _, w := range c.wants {
-			if !w.ended {
-				stuck++
-			}
-		}
+		stuck = slices.DeleteFunc(c.demanded(), func(w *want) bool { return w.ended })
 	}
 	c.mu.Unlock()
-	if stuck == 0 {
+	if len(stuck) == 0 {
 		return
 	}
-	c.node.log.Error("waits had no end at the request's deadline; they are ended now", "request", c.name, "peer", c.peer, "chunks", stuck)
-	for _, w := range c.wants {
+	c.node.log.Error("waits had no end at the request's deadline; they are ended now", "request", c.name, "peer", c.peer, "chunks", len(stuck))
+	for _, w := range stuck {
 		c.lost(w, failure{metrics.CauseDeadline, "no word from the session, long after the request's deadline"})
 	}
 }
 
 func (c *consumer) settleLocked() {
-	if c.sealed && c.open == 0 {
-		select {
-		case <-c.settled:
-		default:
-			close(c.settled)
+	if !c.sealed || c.open > 0 {
+		return
+	}
+	if !c.fell && c.mayFallBack() {
+		c.fell = true
+		c.open++ // until it has asked for what it wants
+		c.wg.Go(c.fallBack)
+		return
+	}
+	select {
+	case <-c.settled:
+	default:
+		close(c.settled)
+	}
+}
+
+// mayFallBack says whether something that was being written has not come, and another
+// plan is possible without it. c.mu is held.
+func (c *consumer) mayFallBack() bool {
+	if len(c.spare) == 0 || c.ctx.Err() != nil || !time.Now().Before(c.deadline) {
+		return false
+	}
+	return slices.ContainsFunc(c.wants, func(w *want) bool { return w.pending && w.hold.zero() })
+}
+
+// fallBack plans once more, with what has not come as Miss, and demands what is new.
+// The engine was told of the spare chunks, and no others, so the plan is among them.
+func (c *consumer) fallBack() {
+	again, err := c.planAgain()
+	peer := c.from
+	if peer != "" && c.node.unusable(peer, c.leg) != "" {
+		again = nil
+	}
+	var missing, writing []*want
+	if err == nil && len(again) > 0 {
+		missing, writing, err = c.take(again, peer)
+	}
+	c.mu.Lock()
+	c.open-- // what settleLocked has added
+	if err != nil {
+		c.node.log.Info("no second plan after a chunk that was being written did not come", "request", c.name, "error", err)
+		for _, w := range again { // take pins before it finds no room
+			c.node.letGo(w.hold)
+			w.hold = hold{}
+		}
+		again = nil
+	}
+	for _, w := range again {
+		w.asked = true
+		c.node.metrics.Demanded.WithLabelValues(c.node.groups[w.ref.Group].name, c.leg).Inc()
+	}
+	c.open += len(missing) + len(writing)
+	c.settleLocked()
+	c.mu.Unlock()
+	c.fetch(peer, missing)
+	if len(writing) > 0 {
+		c.awaitOthers(peer, writing)
+	}
+}
+
+// planAgain returns the spare wants of the plan over what is here and them.
+func (c *consumer) planAgain() ([]*want, error) {
+	known, _ := c.here()
+	for _, w := range c.spare {
+		known[w.ref.Group].Put(int(w.ref.Chunk), abi.Hit)
+	}
+	_, demand, err := c.settle(known)
+	if err != nil {
+		return nil, err
+	}
+	wanted := make(map[plan.Ref]bool, len(demand))
+	for _, ref := range demand {
+		wanted[ref] = true
+	}
+	var again []*want
+	for _, w := range c.spare {
+		if wanted[w.ref] {
+			again = append(again, w)
 		}
 	}
+	return again, nil
+}
+
+// demanded returns the wants and the spare ones that were asked for. c.mu is held.
+func (c *consumer) demanded() []*want {
+	out := slices.Clone(c.wants)
+	for _, w := range c.spare {
+		if w.asked {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+// here returns what has come, as a table and by chunk.
+func (c *consumer) here() ([]abi.States, map[plan.Ref]*want) {
+	known := make([]abi.States, len(c.node.groups))
+	for g := range known {
+		known[g] = abi.NewStates(int(c.ask.PromptTokens / c.node.groups[g].chunkTokens))
+	}
+	by := map[plan.Ref]*want{}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.demanded() {
+		if !w.hold.zero() {
+			by[w.ref] = w
+			known[w.ref.Group].Put(int(w.ref.Chunk), abi.Hit)
+		}
+	}
+	return known, by
 }
 
 // Store implements engine.Request; the server never calls it for a consumer.
@@ -498,7 +693,7 @@ func (c *consumer) Store(engine.Step) (engine.Job, error) {
 }
 
 // Load implements engine.Request. It refuses destinations that leave out a block of a
-// demanded chunk.
+// demanded chunk. A spare chunk without destination stays out.
 func (c *consumer) Load(runs []*enginepb.BlockRun) (engine.Job, error) {
 	tables := make([]map[uint32]uint32, len(c.node.groups))
 	for _, run := range runs {
@@ -523,7 +718,26 @@ func (c *consumer) Load(runs []*enginepb.BlockRun) (engine.Job, error) {
 			frags[w.ref] = append(frags[w.ref], gpu.Fragment{Offset: int64(id) * g.blockBytes, Length: g.blockBytes})
 		}
 	}
+	for _, w := range c.spare {
+		if to := c.node.destination(w.ref, tables[w.ref.Group]); to != nil {
+			frags[w.ref] = to
+		}
+	}
 	return func() *enginepb.Event { return c.load(frags) }, nil
+}
+
+// destination returns where a chunk goes, or nil when a block of it has no place.
+func (n *Node) destination(ref plan.Ref, table map[uint32]uint32) []gpu.Fragment {
+	g := &n.groups[ref.Group]
+	var to []gpu.Fragment
+	for b := ref.Chunk * uint32(g.chunkBlocks); b < (ref.Chunk+1)*uint32(g.chunkBlocks); b++ {
+		id, ok := table[b]
+		if !ok {
+			return nil
+		}
+		to = append(to, gpu.Fragment{Offset: int64(id) * g.blockBytes, Length: g.blockBytes})
+	}
+	return to
 }
 
 // load waits until every demanded chunk has ended, plans over what is there, and
@@ -538,14 +752,15 @@ func (c *consumer) load(frags map[plan.Ref][]gpu.Fragment) *enginepb.Event {
 		ev.Loaded = c.node.addChunk(ev.Loaded, ref)
 	}
 	c.mu.Lock()
-	for _, w := range c.wants {
+	demanded := c.demanded()
+	for _, w := range demanded {
 		if w.hold.zero() {
 			ev.Failures = append(ev.Failures, c.node.failure(w.ref, w.fail))
 		}
 	}
 	c.mu.Unlock()
 	if !ev.Ok {
-		ev.Error = c.explain(resume, ev.Failures, err)
+		ev.Error = c.explain(resume, len(demanded), ev.Failures, err)
 	}
 	c.mu.Lock()
 	c.loaded, c.final = true, resume
@@ -553,14 +768,14 @@ func (c *consumer) load(frags map[plan.Ref][]gpu.Fragment) *enginepb.Event {
 	return ev
 }
 
-func (c *consumer) explain(resume uint64, failures []*enginepb.Failure, err error) string {
+func (c *consumer) explain(resume uint64, demanded int, failures []*enginepb.Failure, err error) string {
 	text := fmt.Sprintf("goes on from token %d instead of %d", resume, c.resume)
 	if err != nil {
 		text += ": " + err.Error()
 	}
 	if len(failures) > 0 {
 		f := failures[0]
-		text += fmt.Sprintf(": %d of %d chunks missing, the first: group %s chunk %d: %s: %s", len(failures), len(c.wants), f.Group, f.Chunk, f.Cause, f.Detail)
+		text += fmt.Sprintf(": %d of %d chunks missing, the first: group %s chunk %d: %s: %s", len(failures), demanded, f.Group, f.Chunk, f.Cause, f.Detail)
 	}
 	return text
 }
@@ -568,19 +783,12 @@ func (c *consumer) explain(resume uint64, failures []*enginepb.Failure, err erro
 // copyOut plans over what is there until every chunk of the plan has been verified and
 // copied. A chunk that proves wrong is no longer there, and the plan is made again.
 func (c *consumer) copyOut(frags map[plan.Ref][]gpu.Fragment) (uint64, []plan.Ref, error) {
-	here := map[plan.Ref]*want{}
-	known := make([]abi.States, len(c.node.groups))
-	for g := range known {
-		known[g] = abi.NewStates(int(c.ask.PromptTokens / c.node.groups[g].chunkTokens))
-	}
-	c.mu.Lock()
-	for _, w := range c.wants {
-		if !w.hold.zero() {
-			here[w.ref] = w
-			known[w.ref.Group].Put(int(w.ref.Chunk), abi.Hit)
+	known, here := c.here()
+	for ref := range here {
+		if frags[ref] == nil {
+			known[ref.Group].Put(int(ref.Chunk), abi.Miss)
 		}
 	}
-	c.mu.Unlock()
 	copied := map[plan.Ref]bool{}
 	for {
 		resume, demand, err := c.settle(known)
@@ -708,7 +916,7 @@ func (c *consumer) Finish(f engine.Finish) *enginepb.FinishReply {
 			Group: c.node.groups[g].name, Transferred: c.arrived[g], Unmatched: c.missed[g], Bytes: c.bytes[g],
 		})
 	}
-	for _, w := range c.wants {
+	for _, w := range c.demanded() {
 		reply.Groups[w.ref.Group].Demanded++
 		c.node.letGo(w.hold)
 		w.hold = hold{}

@@ -3,9 +3,11 @@
 //
 // # The story
 //
-// Start registers the deployment (no rule serves before its verdict is "accepted"),
-// makes the slab, opens the ports, and last the engine socket: an engine that can
-// connect finds everything ready.
+// Start first takes what can fail at once: the state directory, the HTTP port, which
+// answers probes from then on, the slab, the other ports and the engine socket's lock.
+// Then it has the deployment judged, which may take a minute; no rule serves before its
+// verdict is "accepted", so the peers' port is bound but not served until then. Last
+// comes the engine socket: an engine that can connect finds everything ready.
 //
 // A producer's engine begins a request. The node pins what its tier holds of the
 // prompt already, and a plan.Machine says which GPU prefix may be reused and, step by
@@ -20,7 +22,10 @@
 // The producer pushes each chunk over the data connections straight into its slot; it
 // becomes readable when its checksum is right. The load waits until every demanded
 // chunk has ended, plans once more over what is there, compares each chunk's checksum
-// again, and copies the chunks into the engine's blocks.
+// again, and copies the chunks into the engine's blocks. A plan of leg probe may count on
+// chunks that are still being written. When one of them does not come, the node plans
+// once more without it and demands what is new; the engine was told of those chunks as
+// well, as a fallback, so that they have a place.
 //
 // # Faults
 //
@@ -28,7 +33,8 @@
 // not be had, and why; the engine computes the rest itself. Every wait has a deadline
 // and one end. Wrong bytes are dropped where they are noticed: on the producer before
 // they are sent, on the wire before they are readable, on the consumer before they
-// leave for the engine.
+// leave for the engine. A request that finds no slot takes those of supply that nobody has
+// asked for, oldest first; only then is there no room.
 //
 // # Who holds what
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/tierd/tierd/host/session"
@@ -17,11 +18,15 @@ type link struct {
 	reason string // of the last change of state
 
 	// The data connections of the current session.
-	session int // counts PeerUp: what an older one dialed is of no use
+	session uint64 // names one PeerUp, over all links: what an older one dialed is of no use
 	address string
 	token   transfer.Token
 	client  *transfer.Client
 }
+
+// linkSessions numbers the sessions of all links. A link that is forgotten and made again
+// must not use a number twice: the dialer of the one before would take itself for current.
+var linkSessions atomic.Uint64
 
 // PeerUp implements wire.Host: the data connections are dialed, unless those of the
 // session before still do.
@@ -40,7 +45,7 @@ func (s sessions) PeerUp(peer string, h *sessionpb.Hello, restarted, _ bool) {
 			return
 		}
 	}
-	l.session++
+	l.session = linkSessions.Add(1)
 	old, number := l.client, l.session
 	l.client, l.address, l.token = nil, h.DataAddress, token
 	closing := n.closing
@@ -66,7 +71,6 @@ func (s sessions) PeerState(peer string, _, to session.PeerState, reason string)
 	var client *transfer.Client
 	if gone {
 		client = l.client
-		l.session++
 		delete(n.links, peer)
 	}
 	n.mu.Unlock()
@@ -90,7 +94,7 @@ func (n *Node) link(peer string) *link {
 }
 
 // connectData dials until it succeeds or the session is another one.
-func (n *Node) connectData(peer, address string, token transfer.Token, number int) {
+func (n *Node) connectData(peer, address string, token transfer.Token, number uint64) {
 	for {
 		ctx, cancel := context.WithTimeout(n.life, n.waits.connect)
 		c, err := transfer.Dial(ctx, address, token, transfer.DefaultLanes, &sink{node: n, peer: peer}, n.dataOptions)
@@ -125,7 +129,7 @@ func (n *Node) connectData(peer, address string, token transfer.Token, number in
 const dataRetry = 500 * time.Millisecond
 
 // watchData tells the session when a client has ended by itself.
-func (n *Node) watchData(peer string, c *transfer.Client, number int) {
+func (n *Node) watchData(peer string, c *transfer.Client, number uint64) {
 	<-c.Done()
 	n.mu.Lock()
 	l := n.links[peer]
@@ -185,11 +189,7 @@ func (f *fetch) arrived(peer string, id session.JobID, i int, sum uint32, err er
 	w := f.wants[i]
 	size := n.groups[w.ref.Group].chunkBytes
 	if err == nil {
-		var h hold
-		if h, err = n.publish(f.c.owner, w.slot, w.named, w.key, sum, size); err == nil {
-			n.metrics.PeerReadBytes.Add(float64(size))
-			n.metrics.Transferred.WithLabelValues(n.groups[w.ref.Group].name, f.c.leg).Inc()
-			f.c.got(w, h, true)
+		if err = f.c.landed(w, sum, size); err == nil {
 			n.peers.Arrived(peer, id, i, session.Transferred, "")
 			return
 		}

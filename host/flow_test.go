@@ -3,8 +3,11 @@ package host
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/tierd/tierd/host/engine/enginepb"
 )
@@ -108,6 +111,45 @@ func TestNativePrefixAndHeldChunks(t *testing.T) {
 	hit(t, r, r.load())
 	r.finish()
 	clean(t, producer, consumer)
+}
+
+// TestReuseWithAWindow: of a native prefix the GPU holds only what attention still reads.
+// The longest one that may be used is the one at which the first chunk that an aligned
+// point wants is still whole; there everything is supplied, and above it is refused.
+func TestReuseWithAWindow(t *testing.T) {
+	producer, consumer := pair(t)
+	p, c := attach(t, producer), attach(t, consumer)
+	x := text{"a", 300}
+	// Going on from 64 reads from token 45 on, so the window keeps its chunk of the tokens
+	// 40 to 47, whose first block ends at 44 and is read as long as the prefix is below
+	// 44 + window - 1.
+	const reuse = 44 + window - 2
+	q, reply := p.beginProducer("a", x, enginepb.Leg_PD)
+	require.Equal(t, uint64(reuse), reply.ReuseTokens)
+	for _, native := range []uint64{reuse + 1, reuse + blockTokens} {
+		_, err := p.c.Store(ctxFor(t), &enginepb.StoreRequest{RequestId: "a", ComputedTokens: 100, NativeTokens: native})
+		require.Equal(t, codes.InvalidArgument, status.Code(err))
+		require.ErrorContains(t, err, fmt.Sprintf("above the %d that Begin answered", reuse))
+	}
+	require.True(t, q.settle(q.step(100, reuse)).Ok)
+	for n := uint64(148); n < 300; n += 48 {
+		q.settle(q.step(n, 0))
+	}
+	q.settle(q.step(300, 0))
+	q.finish(false)
+	r := c.beginConsumer("a", x, enginepb.Leg_PD)
+	hit(t, r, r.load())
+	r.finish()
+	r = c.beginConsumer("shares 100", text{"a", 100}, enginepb.Leg_PROBE)
+	require.Equal(t, uint64(64), r.reply.ResumeTokens)
+	hit(t, r, r.load())
+	r.finish()
+	clean(t, producer, consumer)
+
+	// Once the tier has what was wanted, any prefix will do.
+	p.fresh()
+	_, reply = p.beginProducer("b", x, enginepb.Leg_PD)
+	require.Equal(t, uint64(299), reply.ReuseTokens)
 }
 
 // TestLocalPrefixAndLoadCap: what the GPU holds is not demanded, and nobody resumes
@@ -262,5 +304,113 @@ func TestManyRequestsAtOnce(t *testing.T) {
 			})
 		}
 	})
+	clean(t, producer, consumer)
+}
+
+// TestEdges: every length around a chunk and the longest, with local prefixes and caps at
+// their ends. Nobody resumes at or above the prompt's end, and everything ends.
+func TestEdges(t *testing.T) {
+	producer, consumer := pair(t)
+	p, c := attach(t, producer), attach(t, consumer)
+	for _, n := range []uint64{1, 2, 7, 8, 9, 15, 16, 17, 511, 512} {
+		edits := map[string]beginOption{
+			"plain":                  func(b *enginepb.BeginRequest) {},
+			"all local":              func(b *enginepb.BeginRequest) { b.LocalTokens = n },
+			"all but one local":      func(b *enginepb.BeginRequest) { b.LocalTokens = n - 1 },
+			"local above the cap":    func(b *enginepb.BeginRequest) { b.LocalTokens, b.MaxLoadTokens = n, 1 },
+			"cap of one":             func(b *enginepb.BeginRequest) { b.MaxLoadTokens = 1 },
+			"deadline of one ms":     func(b *enginepb.BeginRequest) { b.DeadlineMs = 1 },
+			"from the own tier only": func(b *enginepb.BeginRequest) { b.PeerId = "" },
+		}
+		for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_PROBE} {
+			x := text{fmt.Sprint("e", n, leg), n}
+			transfer := fmt.Sprintf("%d %v", n, leg)
+			p.fresh()
+			p.produce(transfer, x, leg)
+			for name, edit := range edits {
+				c.fresh()
+				id := transfer + " " + name
+				req := c.request(id, x, enginepb.Role_CONSUMER, leg, edit, func(b *enginepb.BeginRequest) { b.TransferId = "t-" + transfer })
+				reply, err := c.c.Begin(ctxFor(t), req)
+				require.NoError(t, err)
+				r := &consuming{e: c, id: id, x: x, reply: reply, tables: map[string]map[int]uint32{}}
+				ev, err := c.c.Wait(ctxFor(t), r.startLoad())
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, ev.ResumeTokens, req.LocalTokens)
+				require.Less(t, ev.ResumeTokens, max(n, req.LocalTokens+1), id)
+				r.finish()
+			}
+		}
+	}
+	clean(t, producer, consumer)
+}
+
+// TestDecodeBeyondTheLongestPrompt: a text may go on above max_tokens.
+func TestDecodeBeyondTheLongestPrompt(t *testing.T) {
+	producer, consumer := pair(t)
+	p, c := attach(t, producer), attach(t, consumer)
+	x := text{"m", 512}
+	q, _ := p.beginProducer("m", x, enginepb.Leg_PROBE)
+	q.settle(q.step(512, 0))
+	for n := uint64(516); n <= 560; n += 4 {
+		b := uint32(n/blockTokens) - 1
+		m := &enginepb.StoreRequest{RequestId: "m", ComputedTokens: n, MoreHashes: x.hash(int(b))}
+		for _, group := range []string{"sliding", "full"} {
+			ids := p.take(group, 1)
+			copy(p.c.Region(group).Block(ids[0]), x.block(group, int(b)))
+			m.Blocks = append(m.Blocks, &enginepb.BlockRun{Group: group, FirstBlock: b, Ids: ids})
+		}
+		job, err := p.c.Store(ctxFor(t), m)
+		require.NoError(t, err)
+		ev, err := p.c.Wait(ctxFor(t), job)
+		require.NoError(t, err)
+		require.True(t, ev.Ok, ev.Error)
+	}
+	q.finish(false)
+	r := c.beginConsumer("m", x, enginepb.Leg_PROBE)
+	hit(t, r, r.load())
+	r.finish()
+	clean(t, producer, consumer)
+}
+
+// TestShortHashes: hashes of 16 bytes work, and are other names than those of 32.
+func TestShortHashes(t *testing.T) {
+	producer, consumer := pair(t)
+	p, c := attach(t, producer), attach(t, consumer)
+	x := text{"h", 200}
+	short := func(b *enginepb.BeginRequest) {
+		b.Hashes, b.HashBytes = nil, 16
+		for i := range int(x.tokens / blockTokens) {
+			b.Hashes = append(b.Hashes, x.hash(i)[:16]...)
+		}
+	}
+	p.produce("a", x, enginepb.Leg_PD, short)
+	r := c.beginConsumer("a", x, enginepb.Leg_PD, short)
+	hit(t, r, r.load())
+	r.finish()
+	p.produce("b", x, enginepb.Leg_PD, short)
+	r = c.beginConsumer("b", x, enginepb.Leg_PD)
+	ev := r.load()
+	lower(t, r, ev)
+	require.Equal(t, map[string]int{"unmatched": len(ev.Failures)}, causes(ev))
+	r.finish()
+	producer.meeting.do(func(now time.Duration) { producer.meeting.join.Tick(now + time.Hour) })
+	clean(t, producer, consumer)
+}
+
+// TestTwoConsumersOfOneTransfer: both get all of it.
+func TestTwoConsumersOfOneTransfer(t *testing.T) {
+	producer, consumer := pair(t)
+	p, c := attach(t, producer), attach(t, consumer)
+	x := text{"s", 300}
+	same := func(b *enginepb.BeginRequest) { b.TransferId = "T" }
+	one := c.beginConsumer("one", x, enginepb.Leg_PD, same)
+	two := c.beginConsumer("two", x, enginepb.Leg_PD, same)
+	j1, j2 := one.startLoad(), two.startLoad()
+	p.produce("p", x, enginepb.Leg_PD, same)
+	hit(t, one, one.wait(j1))
+	hit(t, two, two.wait(j2))
+	one.finish()
+	two.finish()
 	clean(t, producer, consumer)
 }

@@ -12,6 +12,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,18 +41,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// state is shared by all nodes of the test process, so that the deployments are judged
-// once.
-var state string
-
 func TestMain(m *testing.M) {
 	flag.Parse()
-	var err error
-	if state, err = os.MkdirTemp("", "tierd-host"); err != nil {
-		panic(err)
-	}
 	code := m.Run()
-	os.RemoveAll(state)
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
 			fmt.Println(err)
@@ -102,9 +95,10 @@ func testConfig(t *testing.T, id string, options ...nodeOption) *config.Config {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "deployment.yaml"), []byte(deployment), 0o600))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "shm"), 0o700))
 	c, err := config.Parse(filepath.Join(dir, "node.yaml"), fmt.Appendf(nil, `
 node_id: %s
-state_dir: %s
+state_dir: state
 engine_socket: e.sock
 peer_listen: 127.0.0.1:0
 data_listen: 127.0.0.1:0
@@ -116,7 +110,7 @@ deadlines:
   # Long where a slow machine must not look like a fault, short where a test waits for the end.
   {request_ms: 60000, lookup_ms: 20000, connect_ms: 10000, suspect_ms: 20000, dead_ms: 40000, transfer_ms: 20000,
    drain_ms: 2000, pending_ms: 300}
-`, id, state))
+`, id))
 	require.NoError(t, err)
 	for _, o := range options {
 		o(c)
@@ -139,7 +133,7 @@ func (l *logTo) Write(b []byte) (int, error) {
 
 // unjudged opens the shipped rules natively and takes them on trust: that registration
 // judges them, as WebAssembly, is tested where it happens, and takes seconds.
-func unjudged(ctx context.Context, d *deploy.Deployment) (*registry.Entry, func() error, error) {
+func unjudged(ctx context.Context, d *deploy.Deployment, _ func(done, total int)) (*registry.Entry, func() error, error) {
 	e, err := registry.Open(ctx, d, func(_ context.Context, _, ref string) (registry.Opened, error) {
 		for _, s := range append(specs.All(), policy.All()...) {
 			if s.Manifest().Name == ref {
@@ -371,7 +365,7 @@ func (e *testEngine) beginProducer(id string, x text, leg enginepb.Leg, options 
 	return &producing{e: e, id: id, x: x, tables: map[string][]uint32{}}, reply
 }
 
-// step computes up to token n and stores it; with native it starts there.
+// step computes up to token n and stores it; the first may start at a native prefix.
 func (p *producing) step(n uint64, native uint64) uint64 {
 	p.e.t.Helper()
 	m := &enginepb.StoreRequest{RequestId: p.id, ComputedTokens: n, NativeTokens: native}
@@ -379,16 +373,36 @@ func (p *producing) step(n uint64, native uint64) uint64 {
 		from := len(p.tables[group])
 		to := int((n + blockTokens - 1) / blockTokens)
 		ids := p.e.take(group, to-from)
-		for i, id := range ids {
-			copy(p.e.c.Region(group).Block(id), p.x.block(group, from+i))
-		}
 		p.tables[group] = append(p.tables[group], ids...)
+		dead := 0 // blocks that attention does not read at native are not there
+		if group == "sliding" && native >= window {
+			dead = int(native-window+1) / blockTokens
+		}
+		for b := int(p.computed / blockTokens); b < to; b++ {
+			if p.write(group, b, n); b < dead {
+				clear(p.e.c.Region(group).Block(p.tables[group][b]))
+			}
+		}
+		if from < dead {
+			from, ids = dead, ids[dead-from:]
+		}
 		m.Blocks = append(m.Blocks, &enginepb.BlockRun{Group: group, FirstBlock: uint32(from), Ids: ids})
 	}
 	job, err := p.e.c.Store(ctxFor(p.e.t), m)
 	require.NoError(p.e.t, err)
 	p.computed = n
 	return job
+}
+
+// write fills a block as far as its tokens are computed. The rest holds what must never
+// be copied.
+func (p *producing) write(group string, b int, computed uint64) {
+	mem, want := p.e.c.Region(group).Block(p.tables[group][b]), p.x.block(group, b)
+	whole := min(blockBytes, (computed-uint64(b)*blockTokens)*(blockBytes/blockTokens))
+	copy(mem, want[:whole])
+	for i := whole; i < blockBytes; i++ {
+		mem[i] = ^want[i]
+	}
 }
 
 // settle waits for a store and then spoils the blocks that have left the window.
@@ -448,8 +462,10 @@ func (c *consuming) load() *enginepb.Event {
 func (c *consuming) startLoad() uint64 {
 	c.e.t.Helper()
 	m := &enginepb.LoadRequest{RequestId: c.id}
-	for _, g := range c.reply.Demand {
-		c.tables[g.Group] = map[int]uint32{}
+	for _, g := range slices.Concat(c.reply.Demand, c.reply.Fallback) {
+		if c.tables[g.Group] == nil {
+			c.tables[g.Group] = map[int]uint32{}
+		}
 		for _, r := range g.Chunks {
 			first := int(r.First) * chunkBlocks[g.Group]
 			ids := c.e.take(g.Group, int(r.Last-r.First+1)*chunkBlocks[g.Group])
@@ -537,6 +553,7 @@ func counter(n *Node, name string, labels ...string) float64 {
 	vec := map[string]*prometheus.CounterVec{
 		"transferred": n.metrics.Transferred, "demanded": n.metrics.Demanded, "supplied": n.metrics.Supplied,
 		"unmatched": n.metrics.Unmatched, "checksum": n.metrics.Checksum, "no_room": n.metrics.NoRoom, "requests": n.metrics.Requests,
+		"waits": n.metrics.Waits, "parked_freed": n.metrics.ParkedFreed,
 	}[name]
 	var m dto.Metric
 	if err := vec.WithLabelValues(labels...).Write(&m); err != nil {
@@ -688,7 +705,7 @@ func (p *proxy) passFrames(c io.Writer, s io.Reader) {
 			return
 		}
 		if size > 0 && p.flip.CompareAndSwap(true, false) {
-			body[100] ^= 1 // in the first chunk of the batch
+			body[min(100, len(body)-1)] ^= 1 // in the first chunk of the batch
 		}
 		before := p.cutBytes.Add(-int64(size)) + int64(size)
 		if int64(size) > before { // in the middle of a chunk
@@ -741,3 +758,12 @@ func transferItem(slot uint32, epoch uint64, seq uint32, b []byte) []transfer.It
 }
 
 func metricsCauses() []string { return metrics.Causes() }
+
+// goroutines counts those that run a function, by its name in a stack.
+func goroutines(function string) int {
+	b := make([]byte, 16<<20)
+	return strings.Count(string(b[:runtime.Stack(b, true)]), function)
+}
+
+// fresh forgets which blocks are taken. Nothing may be in work.
+func (e *testEngine) fresh() { e.next = map[string]uint32{} }

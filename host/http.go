@@ -21,16 +21,16 @@ const (
 // newHTTP returns the server of metrics and probes.
 //
 //	/metrics   Prometheus
-//	/healthz   200 while the process runs
-//	/readyz    200 while the engine socket is open and the rules are accepted; the
-//	           state of peers never matters
+//	/healthz   200 while the process runs, also while it checks its deployment
+//	/readyz    200 while the engine socket is open and the rules are accepted, else 503
+//	           with the reason; the state of peers never matters
 func (n *Node) newHTTP() *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", n.metrics.Handler())
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !n.Ready() {
-			http.Error(w, "not ready: starting or stopping", http.StatusServiceUnavailable)
+			http.Error(w, "not ready: "+n.notReady(), http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintf(w, "ready: deployment %s is %s, engine socket %s is open\n",
@@ -42,14 +42,33 @@ func (n *Node) newHTTP() *http.Server {
 	}
 }
 
-func (n *Node) serveHTTP(l net.Listener) {
-	if err := n.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		n.log.Error("the http port stopped", "error", err)
+// openHTTP comes before everything that takes time: a daemon that checks for a minute
+// answers from its first second.
+func (n *Node) openHTTP(context.Context) error {
+	l, err := net.Listen("tcp", n.cfg.HTTPListen)
+	if err != nil {
+		return n.cannotListen("http_listen", n.cfg.HTTPListen, err)
 	}
+	n.addresses.HTTP = l.Addr().String()
+	n.http, n.httpEnded = n.newHTTP(), make(chan struct{})
+	go func() {
+		defer close(n.httpEnded)
+		if err := n.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			n.log.Error("the http port stopped", "error", err)
+		}
+	}()
+	n.onClose(n.stopHTTP)
+	return nil
 }
 
-func (n *Node) stopHTTP(ctx context.Context) {
+// httpStopWithin is how long a scrape in work may take once everything else has stopped.
+const httpStopWithin = time.Second
+
+func (n *Node) stopHTTP() {
+	ctx, cancel := context.WithTimeout(context.Background(), httpStopWithin)
+	defer cancel()
 	if n.http.Shutdown(ctx) != nil {
 		_ = n.http.Close()
 	}
+	<-n.httpEnded
 }

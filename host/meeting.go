@@ -60,6 +60,7 @@ func (m *meeting) carry(e join.Effect) {
 	case join.Free:
 		m.free(e.Transfer, tier.Key(e.Key))
 		if e.Why == join.Aged || e.Why == join.NoRoom {
+			m.node.metrics.ParkedFreed.WithLabelValues(e.Why.String()).Inc()
 			m.node.log.Debug("parked supply let go", "transfer", e.Transfer, "key", tier.Key(e.Key), "why", e.Why)
 		}
 	case join.Finished:
@@ -152,6 +153,25 @@ func (m *meeting) demand(peer string, j session.Job) {
 
 func (m *meeting) jobEnded(peer string, id session.JobID, results []session.Result) {
 	m.do(func(now time.Duration) { m.join.JobEnded(now, peer, id, results) })
+}
+
+// withRoom takes slots for a request. When the tier has none left, the oldest supply
+// that nobody has asked for goes first; it stays readable until its slot is taken.
+func (m *meeting) withRoom(transfer string, admit func() error) error {
+	for {
+		err := admit()
+		var full *tier.ErrNoRoom
+		if !errors.As(err, &full) {
+			return err
+		}
+		shed := false
+		m.do(func(now time.Duration) {
+			shed = m.join.Shed(now, full.Need-full.Free-full.Evictable, transfer)
+		})
+		if !shed { // each round lets at least one key go, so this ends
+			return err
+		}
+	}
 }
 
 // hold returns what a key of a transfer is held by, while a job has it bound.

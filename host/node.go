@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -19,13 +20,11 @@ import (
 	"time"
 
 	"github.com/tierd/tierd/gpu"
-	"github.com/tierd/tierd/gpu/mem"
 	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/join"
 	"github.com/tierd/tierd/host/metrics"
-	"github.com/tierd/tierd/host/rules"
 	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/sessionpb"
 	"github.com/tierd/tierd/host/session/wire"
@@ -91,6 +90,9 @@ type Node struct {
 	closers  []func() // in reverse order of opening
 
 	deployment  []byte // the file
+	deployed    *deploy.Deployment
+	stage       atomic.Int32
+	percent     atomic.Int64 // of the check
 	tier        *tier.Primary
 	device      gpu.Device
 	metrics     *metrics.Metrics
@@ -100,6 +102,11 @@ type Node struct {
 	peers       *wire.Peers
 	engines     *engine.Server
 	http        *http.Server
+	httpEnded   chan struct{}
+	control     net.Listener // bound, and served once the rules are accepted
+	serverTLS   *tls.Config
+	clientTLS   *tls.Config
+	socket      *engine.SocketLock
 	addresses   Addresses
 	ready       atomic.Bool
 
@@ -112,75 +119,6 @@ type Node struct {
 
 	tokenMu sync.Mutex
 	tokens  map[string]transfer.Token // by peer
-}
-
-// Start brings a node up. When it returns without error the node is ready: its rules
-// are accepted and its ports are open. A refused deployment is a *registry.Refusal. ctx
-// bounds the start only.
-func Start(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Node, error) {
-	return start(ctx, cfg, log, func(ctx context.Context, d *deploy.Deployment) (*registry.Entry, func() error, error) {
-		r, err := rules.Register(ctx, d, rules.Options{StateDir: cfg.StateDir})
-		if err != nil {
-			return nil, nil, err
-		}
-		return r.Entry, func() error { return r.Close(context.Background()) }, nil
-	})
-}
-
-// A registrar opens and judges the rules of a deployment, and says how to close them.
-type registrar func(context.Context, *deploy.Deployment) (*registry.Entry, func() error, error)
-
-func start(ctx context.Context, cfg *config.Config, log *slog.Logger, judge registrar) (*Node, error) {
-	n := &Node{
-		cfg: cfg, log: log, judge: judge, configured: map[string]bool{}, links: map[string]*link{},
-		servings: map[peerJob]*serving{}, fetches: map[peerJob]*fetch{}, tokens: map[string]transfer.Token{},
-	}
-	n.life, n.end = context.WithCancel(context.Background())
-	steps := []func(context.Context) error{n.openState, n.register, n.openMemory, n.openPeers, n.openHTTP, n.openEngines}
-	for _, step := range steps {
-		if err := step(ctx); err != nil {
-			n.unwind()
-			return nil, err
-		}
-		if err := ctx.Err(); err != nil {
-			n.unwind()
-			return nil, fmt.Errorf("start: %w", context.Cause(ctx))
-		}
-	}
-	n.ready.Store(true)
-	log.Info("node started", "node_id", cfg.NodeID, "engine_socket", n.addresses.EngineSocket, "peer_listen", n.addresses.Peer,
-		"data_listen", n.addresses.Data, "http_listen", n.addresses.HTTP, "deployment", n.entry.Deployment.Model, "slots", n.tier.Slots())
-	return n, nil
-}
-
-// onClose adds what undoes a step.
-func (n *Node) onClose(f func()) { n.closers = append(n.closers, f) }
-
-// unwind undoes every step, last first.
-func (n *Node) unwind() {
-	n.mu.Lock()
-	n.closing = true
-	n.mu.Unlock()
-	n.end()
-	for i := len(n.closers) - 1; i >= 0; i-- {
-		n.closers[i]()
-	}
-	n.closers = nil
-}
-
-func (n *Node) openState(context.Context) error {
-	if err := os.MkdirAll(n.cfg.StateDir, 0o700); err != nil {
-		return fmt.Errorf("state_dir: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(n.cfg.EngineSocket), 0o700); err != nil {
-		return fmt.Errorf("engine_socket: %w", err)
-	}
-	d := &n.cfg.Deadlines
-	n.waits = waits{
-		request: config.Millis(d.RequestMS), lookup: config.Millis(d.LookupMS), connect: config.Millis(d.ConnectMS),
-		pending: config.Millis(d.PendingMS), drain: config.Millis(d.DrainMS), bytesPerSecond: session.DefaultLimits().TransferBytesPerSecond,
-	}
-	return nil
 }
 
 // WriteFile replaces a file whole: a reader sees the old content or the new.
@@ -200,43 +138,6 @@ func WriteFile(path string, data []byte) error {
 	return err
 }
 
-// register opens the rules and has them judged: nothing is served before that.
-func (n *Node) register(ctx context.Context) error {
-	data, err := os.ReadFile(n.cfg.Deployment)
-	if err != nil {
-		return fmt.Errorf("deployment: %w", err)
-	}
-	d, err := deploy.Parse(n.cfg.Deployment, data)
-	if err != nil {
-		return err
-	}
-	n.deployment = data
-	entry, closeRules, err := n.judge(ctx, d)
-	if err != nil {
-		return err
-	}
-	n.entry = entry
-	n.onClose(func() {
-		if err := closeRules(); err != nil {
-			n.log.Error("the rules could not be closed", "error", err)
-		}
-	})
-	v := n.entry.Verdict
-	n.log.Info("rules accepted", "deployment", d.Model, "verdict_reused", v.Reused, "cases", v.Cases, "seconds", v.Seconds)
-	n.model, n.groups = n.entry.Model(), geometryOf(d)
-	if _, err := plan.New(n.model); err != nil {
-		return fmt.Errorf("deployment %s: %w", d.Model, err)
-	}
-	n.planners.New = func() any {
-		p, err := plan.New(n.model)
-		if err != nil {
-			panic("host: a model that was valid at start is not: " + err.Error())
-		}
-		return p
-	}
-	return nil
-}
-
 func (n *Node) planner() *plan.Planner { return n.planners.Get().(*plan.Planner) }
 
 // group returns the index of a group that is known to exist.
@@ -249,60 +150,12 @@ func (n *Node) group(name string) int {
 	panic("host: group " + name + " passed the engine API's check and is not in the deployment")
 }
 
-// openMemory makes the slab and the device. Files that a killed daemon of the same node
-// left behind are removed once the slab's lock says that it is gone.
-func (n *Node) openMemory(context.Context) error {
-	dir := filepath.Join(n.cfg.SlabDir, "tierd-"+n.cfg.NodeID)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("slab_dir: %w", err)
-	}
-	n.onClose(func() { os.Remove(dir) }) // stays when it is not empty
-	var slotBytes int64
-	for i := range n.groups {
-		slotBytes = max(slotBytes, n.groups[i].chunkBytes)
-	}
-	const page = 4096 // slots lie on page boundaries
-	stride := (slotBytes + page - 1) / page * page
-	slots := n.cfg.SlabBytes / stride
-	if slots < 1 {
-		return fmt.Errorf("slab_bytes is %d, but one chunk of deployment %s takes %d bytes; give the slab room for at least one, better for thousands", n.cfg.SlabBytes, n.entry.Deployment.Model, stride)
-	}
-	t, err := tier.New(tier.Options{Path: filepath.Join(dir, "slab"), SlotBytes: slotBytes, Slots: int(min(slots, tier.SlotsMax))})
-	if err != nil {
-		return fmt.Errorf("%w (slab_bytes is %d, slab_dir %s)", err, n.cfg.SlabBytes, n.cfg.SlabDir)
-	}
-	n.tier = t
-	n.onClose(func() {
-		if err := t.Close(); err != nil {
-			n.log.Error("the slab could not be closed", "error", err)
-		}
-	})
-	n.addresses.Slab = t.Export().Path
-	stale, _ := filepath.Glob(filepath.Join(dir, "tierd-region-*"))
-	for _, path := range stale {
-		os.Remove(path)
-	}
-	dev, err := mem.New(dir)
-	if err != nil {
-		return err
-	}
-	n.device = dev
-	n.onClose(func() {
-		if err := dev.Close(); err != nil {
-			n.log.Error("the device could not be closed", "error", err)
-		}
-	})
-	n.openMetrics()
-	return nil
-}
-
 func (n *Node) openMetrics() {
 	names := make([]string, len(n.groups))
 	for i := range n.groups {
 		names[i] = n.groups[i].name
 	}
 	n.metrics = metrics.New(names, []string{legPD, legProbe})
-	n.metrics.Register(metrics.Tier{Snapshot: n.tier.Snapshot, Owners: []string{ownerRequest, ownerProduce, ownerPeer}})
 	n.metrics.Register(metrics.Gauges{
 		"engines_attached":   func() float64 { e, _ := n.counts(); return float64(e) },
 		"requests_live":      func() float64 { _, r := n.counts(); return float64(r) },
@@ -343,61 +196,40 @@ func (n *Node) limits() session.Limits {
 	return l
 }
 
-// openPeers opens the data and the control port and begins to dial the peers.
-func (n *Node) openPeers(ctx context.Context) error {
-	server, client, err := loadTLS(n.cfg.TLS)
-	if err != nil {
-		return err
-	}
+// openPeers serves the data and the control port, which are bound already, and begins to
+// dial the peers.
+func (n *Node) openPeers(context.Context) error {
 	l := n.limits()
 	n.keysMax = l.KeysMax
 	jl := join.DefaultLimits()
 	jl.ParkedAge, jl.ParkedBytesMax = config.Millis(n.cfg.Deadlines.ParkedMS), uint64(n.cfg.Bounds.ParkedBytes)
 	n.meeting = newMeeting(n, time.Now(), jl)
 	n.onClose(n.meeting.close)
-
-	base := transfer.Options{Log: n.log, FrameBytesMax: n.tier.SlotBytes(), HelloTimeout: n.waits.connect, PingInterval: l.Ping, IdleTimeout: l.Dead, WriteTimeout: l.Dead}
-	dataOptions := base
-	dataOptions.TLS = server
-	if n.data, err = transfer.Listen(ctx, n.cfg.DataListen, dataOptions); err != nil {
-		return fmt.Errorf("data_listen: %w", err)
-	}
-	n.onClose(func() { _ = n.data.Close() })
+	n.onClose(func() { _ = n.data.Close() }) // before the meeting lets go what is being pushed
 	n.onClose(func() { n.wg.Wait() })
-	n.dataOptions = base
-	n.dataOptions.TLS = client
-	n.addresses.Data = n.data.Addr().String()
-
-	control, err := net.Listen("tcp", n.cfg.PeerListen)
-	if err != nil {
-		return fmt.Errorf("peer_listen: %w", err)
-	}
-	n.addresses.Peer = control.Addr().String()
 	hello, err := n.hello()
 	if err != nil {
-		control.Close()
 		return err
 	}
 	cfg := wire.Config{
 		Hello: hello, DataToken: func(peer string) []byte { t := n.dataToken(peer); return t[:] }, Limits: l,
-		ServerTLS: server, ClientTLS: client, SessionsMax: int(n.cfg.Bounds.Sessions), Logger: n.log,
+		ServerTLS: n.serverTLS, ClientTLS: n.clientTLS, SessionsMax: int(n.cfg.Bounds.Sessions), Logger: n.log,
 		Start: n.meeting.start, // one clock: the session gives the join its deadlines
 	}
-	if server != nil {
+	if n.serverTLS != nil {
 		cfg.Verify = verifyNode
 	}
 	// Without peers at first: their callbacks use n.peers.
 	if n.peers, err = wire.New(cfg, sessions{n}); err != nil {
-		control.Close()
 		return err
 	}
 	n.onClose(n.closePeers)
 	n.metrics.Register(metrics.Peers{Status: n.peers.Status})
 	n.wg.Go(func() {
-		if err := n.peers.Serve(control); err != nil && !errors.Is(err, wire.ErrClosed) {
+		if err := n.peers.Serve(n.control); err != nil && !errors.Is(err, wire.ErrClosed) {
 			n.log.Error("the peer port stopped", "error", err)
 		}
-		control.Close()
+		n.control.Close()
 	})
 	return n.SetPeers(n.cfg.Peers)
 }
@@ -419,23 +251,30 @@ func (n *Node) closePeers() {
 	}
 }
 
-// SetPeers makes the configured peers those of the list, as SIGHUP does.
+// SetPeers makes the configured peers those of the list, as SIGHUP does. A list that is
+// refused changes nothing.
 func (n *Node) SetPeers(peers []config.Peer) error {
-	list := make([]wire.PeerAddr, len(peers))
-	n.mu.Lock()
-	old := n.configured
-	n.configured = map[string]bool{}
+	list, configured := make([]wire.PeerAddr, len(peers)), map[string]bool{}
 	for i, p := range peers {
 		list[i] = wire.PeerAddr{ID: p.ID, Control: p.Control}
-		n.configured[p.ID] = true
-		delete(old, p.ID)
+		configured[p.ID] = true
 	}
+	n.mu.Lock()
+	old := n.configured
+	n.configured = configured
 	n.mu.Unlock()
-	err := n.peers.SetPeers(list)
-	for id := range old {
-		n.dropLink(id)
+	if err := n.peers.SetPeers(list); err != nil {
+		n.mu.Lock()
+		n.configured = old
+		n.mu.Unlock()
+		return err
 	}
-	return err
+	for id := range old {
+		if !configured[id] {
+			n.dropLink(id)
+		}
+	}
+	return nil
 }
 
 // dropLink forgets a peer that is no longer configured.
@@ -446,7 +285,6 @@ func (n *Node) dropLink(peer string) {
 	if l != nil {
 		client = l.client
 		l.client = nil
-		l.session++
 		delete(n.links, peer)
 	}
 	n.mu.Unlock()
@@ -599,27 +437,11 @@ func (n *Node) sequence(r *enginepb.BeginRequest) sequence {
 	}
 }
 
-func (n *Node) openHTTP(context.Context) error {
-	l, err := net.Listen("tcp", n.cfg.HTTPListen)
-	if err != nil {
-		return fmt.Errorf("http_listen: %w", err)
-	}
-	n.addresses.HTTP = l.Addr().String()
-	n.http = n.newHTTP()
-	n.wg.Go(func() { n.serveHTTP(l) })
-	n.onClose(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		n.stopHTTP(ctx)
-	})
-	return nil
-}
-
 // openEngines opens the socket for engines, last of all.
 func (n *Node) openEngines(context.Context) error {
-	l, err := engine.Listen(n.cfg.EngineSocket)
+	l, err := n.socket.Listen()
 	if err != nil {
-		return err
+		return n.cfg.Errorf("%w", err)
 	}
 	d, b := n.entry.Deployment, &n.cfg.Bounds
 	limits := &engine.Limits{MaxTokens: d.MaxTokens, HashTokens: d.HashTokens, Roles: d.Roles, Legs: d.Legs}
@@ -665,6 +487,7 @@ func (n *Node) Close(ctx context.Context) {
 	if !n.ready.Swap(false) {
 		return
 	}
+	n.stage.Store(stageStopping)
 	ctx, cancel := context.WithTimeout(ctx, n.waits.drain)
 	defer cancel()
 	n.log.Info("draining")

@@ -308,7 +308,11 @@ func (p *producer) copy(c *copyWork) *failure {
 func (p *producer) room(k *kept, promised bool) error {
 	t := p.node.tier
 	if promised {
-		adm, err := t.Admit(p.owner, []tier.Key{k.key})
+		var adm []tier.Admission
+		err := p.node.meeting.withRoom(p.transfer, func() (err error) {
+			adm, err = t.Admit(p.owner, []tier.Key{k.key})
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -323,12 +327,13 @@ func (p *producer) room(k *kept, promised bool) error {
 			}
 		}
 	}
-	slots, err := t.Stage(p.owner, 1)
-	if err != nil {
+	return p.node.meeting.withRoom(p.transfer, func() error {
+		slots, err := t.Stage(p.owner, 1)
+		if err == nil {
+			k.slot = slots[0]
+		}
 		return err
-	}
-	k.slot = slots[0]
-	return nil
+	})
 }
 
 func (p *producer) gather(c *copyWork, k *kept) error {

@@ -57,7 +57,7 @@ func (r failingRule) Reach(x abi.Round, out abi.Bitmap) error {
 func startFailing(t *testing.T, id string, options ...nodeOption) (n *Node, scan, reach *atomic.Bool) {
 	t.Helper()
 	scan, reach = new(atomic.Bool), new(atomic.Bool)
-	return startJudged(t, id, func(ctx context.Context, d *deploy.Deployment) (*registry.Entry, func() error, error) {
+	return startJudged(t, id, func(ctx context.Context, d *deploy.Deployment, _ func(done, total int)) (*registry.Entry, func() error, error) {
 		e, err := registry.Open(ctx, d, func(_ context.Context, _, ref string) (registry.Opened, error) {
 			o := registry.Opened{Digest: "sha256:native", Source: "native"}
 			switch ref {

@@ -3,8 +3,9 @@
 //
 // A file is created for its owner alone (mode 0600), locked for as long as its maker
 // lives, and fully allocated before anyone maps it: a file system without room is an
-// error at Create, never a SIGBUS in the middle of a copy. The lock is how a file
-// that a dead process left behind is told from one in use.
+// error at Create, never a SIGBUS in the middle of a copy. Room is asked for before it
+// is taken, so that a file that cannot fit takes none from others meanwhile. The lock is
+// how a file that a dead process left behind is told from one in use.
 package shm
 
 import (
@@ -12,7 +13,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -131,11 +131,17 @@ func allocate(f *os.File, path string, size int64) (*File, error) {
 		f.Close()
 		return nil, err
 	}
+	if free, known := freeBytes(f); known && free < size {
+		return fail(&NoSpaceError{Path: path, WantBytes: size, FreeBytes: free})
+	}
 	if err := fallocate(int(f.Fd()), size); err != nil {
-		if errors.Is(err, unix.ENOSPC) {
-			return fail(&NoSpaceError{Path: path, WantBytes: size, FreeBytes: freeBytes(path)})
+		if !errors.Is(err, unix.ENOSPC) {
+			return fail(fmt.Errorf("shared memory %s: allocate %d bytes: %w", path, size, err))
 		}
-		return fail(fmt.Errorf("shared memory %s: allocate %d bytes: %w", path, size, err))
+		// Others took the room since. Give back what was had, and only then count.
+		_ = f.Truncate(0)
+		free, _ := freeBytes(f)
+		return fail(&NoSpaceError{Path: path, WantBytes: size, FreeBytes: free})
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -154,13 +160,23 @@ func fallocate(fd int, size int64) error {
 	}
 }
 
-// freeBytes is what the file system of path has left for an ordinary user.
-func freeBytes(path string) int64 {
+// freeBytes is what the file system of f has left for an ordinary user. It is not known
+// where there is no limit, such as a tmpfs without size.
+func freeBytes(f *os.File) (free int64, known bool) {
 	var st unix.Statfs_t
-	if unix.Statfs(filepath.Dir(path), &st) != nil {
-		return 0
+	if unix.Fstatfs(int(f.Fd()), &st) != nil || st.Blocks == 0 {
+		return 0, false
 	}
-	return int64(st.Bavail) * st.Bsize
+	return int64(st.Bavail) * st.Bsize, true
+}
+
+// InMemory reports whether dir is in a file system that keeps files in memory.
+func InMemory(dir string) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC || st.Type == unix.HUGETLBFS_MAGIC, nil
 }
 
 // Path of the file.

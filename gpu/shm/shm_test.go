@@ -2,7 +2,6 @@ package shm_test
 
 import (
 	"bytes"
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -116,12 +115,26 @@ func TestSizes(t *testing.T) {
 		require.ErrorContains(t, err, "must be positive")
 	}
 	_, err := shm.Create(filepath.Join(dir, "slab"), 1<<50, true)
-	require.Error(t, err)
 	var full *shm.NoSpaceError
-	if errors.As(err, &full) {
-		require.ErrorContains(t, err, "1125899906842624 bytes wanted")
-	}
+	require.ErrorAs(t, err, &full)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorContains(t, err, "1125899906842624 bytes wanted")
+	require.Positive(t, full.FreeBytes, "nothing is taken before it is known to fit")
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(dir, &st))
+	require.LessOrEqual(t, full.FreeBytes, int64(st.Blocks)*st.Bsize)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left, "a failure leaves no file")
+}
+
+func TestInMemory(t *testing.T) {
+	yes, err := shm.InMemory("/dev/shm")
+	require.NoError(t, err)
+	require.True(t, yes)
+	no, err := shm.InMemory("/proc")
+	require.NoError(t, err)
+	require.False(t, no)
+	_, err = shm.InMemory("/none")
+	require.ErrorIs(t, err, fs.ErrNotExist)
 }

@@ -151,9 +151,17 @@ func (e *attached) leave(why string) {
 // begin opens a request. Its id is taken while the backend plans, so that a second
 // request with the same id is refused and not confused with it.
 func (e *attached) begin(ctx context.Context, b *enginepb.BeginRequest) (*enginepb.BeginReply, error) {
-	r := &request{engine: e, id: b.RequestId, role: b.Role, begin: b, hashes: uint64(len(b.Hashes)) / uint64(b.HashBytes), ended: make(chan struct{})}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r := &request{
+		engine: e, id: b.RequestId, role: b.Role, begin: b, hashes: uint64(len(b.Hashes)) / uint64(b.HashBytes),
+		giveUp: cancel, counts: &enginepb.FinishReply{}, ended: make(chan struct{}),
+	}
 	e.mu.Lock()
 	switch {
+	case ctx.Err() != nil: // its Finish may have come before it
+		e.mu.Unlock()
+		return nil, status.FromContextError(ctx.Err()).Err()
 	case e.leaving:
 		e.mu.Unlock()
 		return nil, status.Error(codes.NotFound, "the engine is gone: attach again")
@@ -170,17 +178,25 @@ func (e *attached) begin(ctx context.Context, b *enginepb.BeginRequest) (*engine
 	e.mu.Unlock()
 	defer e.beginning.Done()
 
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	defer context.AfterFunc(e.gone, cancel)()
 	backend, reply, err := e.attachment.Begin(ctx, b)
 	if err != nil {
 		e.drop(r)
+		close(r.ended)
 		return nil, err
 	}
 	e.mu.Lock()
 	r.backend, r.reuse = backend, reply.ReuseTokens
+	err = ctx.Err() // with the lock: a Finish finds the backend, or its giveUp is seen here
 	e.mu.Unlock()
+	if err != nil { // the caller does not hear that it is live
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if !r.finishing {
+			r.end(Finish{Abort: true, Cause: "the caller of Begin gave up"})
+		}
+		return nil, status.FromContextError(err).Err()
+	}
 	return reply, nil
 }
 
@@ -197,9 +213,10 @@ type request struct {
 	id      string
 	role    enginepb.Role
 	begin   *enginepb.BeginRequest
+	giveUp  func()  // ends Begin early
 	backend Request // set once, under engine.mu, when Begin is done
 	reuse   uint64
-	counts  *enginepb.FinishReply // set before ended is closed
+	counts  *enginepb.FinishReply // final once ended is closed
 	ended   chan struct{}
 
 	mu        sync.Mutex // orders the calls of one request; never held while a job runs
@@ -320,6 +337,9 @@ func (r *request) load(m *enginepb.LoadRequest) (*enginepb.JobReply, error) {
 
 // finish queues the request's end and returns a channel that is closed after it.
 func (r *request) finish(m *enginepb.FinishRequest) (<-chan struct{}, error) {
+	if r.cancelBegin() {
+		return r.ended, nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.finishing {
@@ -339,6 +359,17 @@ func (r *request) finish(m *enginepb.FinishRequest) (<-chan struct{}, error) {
 	}
 	r.end(f)
 	return r.ended, nil
+}
+
+// cancelBegin makes Begin end the request, when Begin is still at work.
+func (r *request) cancelBegin() bool {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	if r.backend != nil {
+		return false
+	}
+	r.giveUp()
+	return true
 }
 
 // abandon ends the request because its engine is gone.

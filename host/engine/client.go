@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/tierd/tierd/gpu/shm"
 	"github.com/tierd/tierd/host/engine/enginepb"
@@ -155,10 +158,27 @@ func (c *Client) Region(group string) *Region {
 	return nil
 }
 
-// Begin opens a request. The client fills in the engine id.
+// giveUpWait bounds what a Begin that was given up takes to tell the daemon. The daemon
+// answers in well under a millisecond unless it is frozen, and then the caller should go
+// on without it.
+const giveUpWait = 250 * time.Millisecond
+
+// Begin opens a request. The client fills in the engine id. When ctx ends before the
+// reply, the request is finished with abort: nothing of it stays live.
 func (c *Client) Begin(ctx context.Context, r *enginepb.BeginRequest) (*enginepb.BeginReply, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
 	r.EngineId = c.engineID()
-	return c.rpc.Begin(ctx, r)
+	reply, err := c.rpc.Begin(ctx, r)
+	if code := status.Code(err); code == codes.DeadlineExceeded || code == codes.Canceled {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpWait)
+		defer cancel()
+		// NotFound: it was not live. Any other error: the daemon is gone or frozen, and
+		// the end of the stream of events ends the request.
+		_, _ = c.rpc.Finish(end, &enginepb.FinishRequest{EngineId: r.EngineId, RequestId: r.RequestId, Abort: true})
+	}
+	return reply, err
 }
 
 // Store tells that a step of a producer has ended, and returns the job's number.

@@ -16,7 +16,8 @@
 // # Laws
 //
 //   - Every job that was accepted has exactly one event, and every request ends
-//     exactly once: by Finish, or because its engine is gone.
+//     exactly once: by Finish, or because its engine is gone. One whose Begin was given up
+//     is ended too: by the server, or by the Finish that the caller sends.
 //   - The jobs of one request run in the order in which they were accepted. Requests
 //     do not wait for one another.
 //   - The closed stream of events is the last word for all requests of an engine.

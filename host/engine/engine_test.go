@@ -468,9 +468,12 @@ func TestSocket(t *testing.T) {
 
 	_, err = Listen(path)
 	require.ErrorIs(t, err, ErrLiveSocket)
+	require.ErrorContains(t, err, fmt.Sprintf("(process %d has the lock %s.lock); stop that daemon or choose another engine_socket", os.Getpid(), path))
 	require.NoError(t, s.Close())
-	_, err = os.Stat(path)
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	for _, left := range []string{path, path + ".lock"} {
+		_, err = os.Stat(left)
+		require.ErrorIs(t, err, fs.ErrNotExist)
+	}
 
 	// A daemon that was killed leaves its socket.
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

@@ -230,7 +230,18 @@ func (s *Server) Attach(ctx context.Context, r *enginepb.AttachRequest) (*engine
 	}
 	reply := a.Reply()
 	reply.EngineId = e.id
-	e.open(a, reply, s.bounds.EventsWithin)
+	s.mu.Lock()
+	draining := s.draining
+	if !draining { // from here on Close ends it
+		e.open(a, reply, s.bounds.EventsWithin)
+	}
+	s.mu.Unlock()
+	if draining { // Close could not end what had no attachment yet, and waits for left
+		a.Close()
+		s.forget(e)
+		close(e.left)
+		return nil, errDraining
+	}
 	s.log.Info("engine attached", "engine", e.name, "regions", len(reply.Regions))
 	return reply, nil
 }
@@ -268,7 +279,7 @@ func (s *Server) Events(r *enginepb.EventsRequest, stream grpc.ServerStreamingSe
 		return err
 	}
 	defer func() {
-		e.leave("the engine's stream of events closed")
+		e.leave("the engine left") // its client closes the stream; a crash ends it the same way
 		<-e.left
 	}()
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
@@ -310,7 +321,7 @@ func (s *Server) Begin(ctx context.Context, r *enginepb.BeginRequest) (*enginepb
 
 // Store implements the engine API.
 func (s *Server) Store(_ context.Context, r *enginepb.StoreRequest) (*enginepb.JobReply, error) {
-	req, err := s.request(r.EngineId, r.RequestId)
+	req, err := s.request(r.EngineId, r.RequestId, false)
 	if err != nil {
 		return nil, err
 	}
@@ -319,7 +330,7 @@ func (s *Server) Store(_ context.Context, r *enginepb.StoreRequest) (*enginepb.J
 
 // Load implements the engine API.
 func (s *Server) Load(_ context.Context, r *enginepb.LoadRequest) (*enginepb.JobReply, error) {
-	req, err := s.request(r.EngineId, r.RequestId)
+	req, err := s.request(r.EngineId, r.RequestId, false)
 	if err != nil {
 		return nil, err
 	}
@@ -328,7 +339,7 @@ func (s *Server) Load(_ context.Context, r *enginepb.LoadRequest) (*enginepb.Job
 
 // Finish implements the engine API.
 func (s *Server) Finish(ctx context.Context, r *enginepb.FinishRequest) (*enginepb.FinishReply, error) {
-	req, err := s.request(r.EngineId, r.RequestId)
+	req, err := s.request(r.EngineId, r.RequestId, true)
 	if err != nil {
 		return nil, err
 	}
@@ -344,7 +355,8 @@ func (s *Server) Finish(ctx context.Context, r *enginepb.FinishRequest) (*engine
 	}
 }
 
-func (s *Server) request(engineID, requestID string) (*request, error) {
+// request returns a live request, and with beginning also one that is still in Begin.
+func (s *Server) request(engineID, requestID string, beginning bool) (*request, error) {
 	e, err := s.engine(engineID)
 	if err != nil {
 		return nil, err
@@ -352,7 +364,7 @@ func (s *Server) request(engineID, requestID string) (*request, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := e.requests[requestID]
-	if r == nil || r.backend == nil {
+	if r == nil || r.backend == nil && !beginning {
 		return nil, status.Errorf(codes.NotFound, "no live request %q; begin it first, and name it until it is finished", requestID)
 	}
 	return r, nil

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/tierd/tierd/host/lockfile"
 )
 
 // ErrLiveSocket is wrapped when another process serves the path.
@@ -22,44 +24,69 @@ var ErrLiveSocket = errors.New("another live process serves this socket")
 // backlog, which is a live process as well.
 const liveDialTimeout = 500 * time.Millisecond
 
+// A SocketLock keeps a socket's path for this process.
+type SocketLock struct {
+	path string
+	lock *lockfile.Lock
+}
+
+// LockSocket takes the path of a Unix socket, so that whoever has it already is noticed
+// long before Listen. A socket that a dead process left behind is removed; a live one is
+// refused with ErrLiveSocket. The lock file beside the socket tells the two apart even
+// when two daemons start at the same moment.
+func LockSocket(path string) (*SocketLock, error) {
+	lock, err := lockfile.Take(path+".lock", fmt.Sprintf("process %d", os.Getpid()))
+	var held *lockfile.HeldError
+	switch {
+	case errors.As(err, &held):
+		return nil, fmt.Errorf("engine socket %s: %w (%v); stop that daemon or choose another engine_socket", path, ErrLiveSocket, held)
+	case err != nil:
+		return nil, fmt.Errorf("engine socket: %w", err)
+	}
+	if err := removeDead(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("engine socket %s: %w", path, err), lock.Release())
+	}
+	return &SocketLock{path, lock}, nil
+}
+
+// Release gives the path up, with its lock file. It must not come before the end of the
+// socket; releasing twice is harmless.
+func (l *SocketLock) Release() error { return l.lock.Release() }
+
 // A Socket is a Unix socket that this process alone serves.
 type Socket struct {
 	*net.UnixListener
-	path string
-	lock *os.File
+	lock *SocketLock
 	once sync.Once
 	err  error
 }
 
-// Listen creates a Unix socket of mode 0600. One that a dead process left behind is
-// replaced; a live one is refused with ErrLiveSocket. A lock file beside the socket
-// tells the two apart even when two daemons start at the same moment.
+// Listen is LockSocket and SocketLock.Listen in one.
 func Listen(path string) (*Socket, error) {
-	lock, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	lock, err := LockSocket(path)
 	if err != nil {
-		return nil, fmt.Errorf("engine socket: %w", err)
+		return nil, err
 	}
-	fail := func(err error) (*Socket, error) {
-		lock.Close()
-		return nil, fmt.Errorf("engine socket %s: %w", path, err)
-	}
-	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		return fail(fmt.Errorf("%w; stop that daemon or choose another engine_socket", ErrLiveSocket))
-	}
-	if err := removeDead(path); err != nil {
-		return fail(err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	s, err := lock.Listen()
 	if err != nil {
-		return fail(err)
+		return nil, errors.Join(err, lock.Release())
+	}
+	return s, nil
+}
+
+// Listen creates the socket with mode 0600. Closing it releases the lock.
+func (l *SocketLock) Listen() (*Socket, error) {
+	u, err := net.ListenUnix("unix", &net.UnixAddr{Name: l.path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("engine socket %s: %w", l.path, err)
 	}
 	// Until here the mode is the umask's; who connects in between is asked for its
 	// credentials like everybody else.
-	if err := os.Chmod(path, 0o600); err != nil {
-		l.Close()
-		return fail(err)
+	if err := os.Chmod(l.path, 0o600); err != nil {
+		u.Close()
+		return nil, fmt.Errorf("engine socket %s: %w", l.path, err)
 	}
-	return &Socket{UnixListener: l, path: path, lock: lock}, nil
+	return &Socket{UnixListener: u, lock: l}, nil
 }
 
 // removeDead removes a socket at path that nobody serves.
@@ -94,8 +121,8 @@ func (s *Socket) Close() error {
 		if errors.Is(s.err, net.ErrClosed) {
 			s.err = nil
 		}
-		os.Remove(s.path) // while the lock is held: nobody else's socket is there
-		s.lock.Close()
+		os.Remove(s.lock.path) // while the lock is held: nobody else's socket is there
+		s.err = errors.Join(s.err, s.lock.Release())
 	})
 	return s.err
 }

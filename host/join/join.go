@@ -25,7 +25,7 @@
 // that a job was told is available is bound to it until JobEnded; sent keys are let
 // go then. A key that no job has bound is parked: it is let go after
 // Limits.ParkedAge, or, oldest first, when the parked bytes pass
-// Limits.ParkedBytesMax.
+// Limits.ParkedBytesMax or the tier needs the room (Shed).
 //
 // # The end
 //
@@ -140,7 +140,8 @@ const (
 	Sent Why = iota
 	// Aged: no job bound it for Limits.ParkedAge.
 	Aged
-	// NoRoom: the parked bytes or the remembered keys passed their bound.
+	// NoRoom: the parked bytes or the remembered keys passed their bound, or the tier
+	// needs the slot.
 	NoRoom
 	// Twice: it is held already.
 	Twice
@@ -484,6 +485,26 @@ func (j *Join) shed() {
 	for j.bytes > j.cfg.Limits.ParkedBytesMax {
 		j.letGo(j.parked.Front().Value.(*entry), NoRoom)
 	}
+}
+
+// Shed lets the n oldest parked keys go, because the tier has no room for what transfer
+// asks for; keys of that transfer stay, whose head is worth more than its tail. It lets
+// none go when there are fewer.
+func (j *Join) Shed(now time.Duration, n int, transfer string) bool {
+	j.Tick(now)
+	var oldest []*entry
+	for e := j.parked.Front(); e != nil && len(oldest) < n; e = e.Next() {
+		if p := e.Value.(*entry); p.t.id != transfer {
+			oldest = append(oldest, p)
+		}
+	}
+	if len(oldest) < n {
+		return false
+	}
+	for _, e := range oldest {
+		j.letGo(e, NoRoom)
+	}
+	return n > 0
 }
 
 // letGo gives the pin of a held key back.

@@ -51,6 +51,28 @@ func TestLateDemand(t *testing.T) {
 	require.Zero(t, j.Status().Transfers)
 }
 
+// TestShed: the oldest parked keys make room for another transfer, all that are asked for
+// or none, and never what a job has bound.
+func TestShed(t *testing.T) {
+	j := newJoin()
+	for at, id := range []string{"old", "own", "new"} {
+		require.NoError(t, j.Begin(time.Duration(at), id, session.LegPD))
+		require.NoError(t, j.Supply(time.Duration(at), id, toKeys([]int{2 * at, 2*at + 1})))
+	}
+	j.Demand(3, "b", jobOf(1, "old", time.Second, 0))
+	j.Take()
+	require.False(t, j.Shed(3, 4, "own"), "bound: 0, own: 2 and 3")
+	require.Empty(t, j.Take())
+	require.False(t, j.Shed(3, 0, "own"))
+	require.True(t, j.Shed(3, 2, "own"))
+	require.Equal(t, []Free{{"old", testKey(1), NoRoom}, {"new", testKey(4), NoRoom}}, take[Free](j))
+	require.True(t, j.Shed(3, 3, ""))
+	require.Equal(t, []Free{{"own", testKey(2), NoRoom}, {"own", testKey(3), NoRoom}, {"new", testKey(5), NoRoom}}, take[Free](j))
+	require.Zero(t, j.Status().ParkedKeys)
+	j.Demand(3, "b", jobOf(2, "own", time.Second, 2))
+	require.Equal(t, sessionpb.Reason_REASON_EVICTED, take[Answer](j)[0].Answer.Refused[0].Reason)
+}
+
 // TestParked: supply that no job binds is let go after its age, exactly, and oldest
 // first when the bytes are too many.
 func TestParked(t *testing.T) {

@@ -10,16 +10,18 @@
 // # Names
 //
 // Operators know vLLM's names. Where a quantity is the same, the name is vLLM's with
-// tierd_ in place of vllm: and, where it helps, more labels:
+// tierd_ in place of vllm: and, where it helps, more labels. Every name says its unit;
+// where vLLM's does not, ours has it before _total:
 //
 //	vllm:prompt_tokens_by_source_total{source}           tierd_prompt_tokens_by_source_total
-//	vllm:external_prefix_cache_queries_total, _hits_     tierd_external_prefix_cache_queries_total, _hits_
+//	vllm:external_prefix_cache_queries_total             tierd_external_prefix_cache_queries_tokens_total
+//	vllm:external_prefix_cache_hits_total                tierd_external_prefix_cache_hits_tokens_total
 //	vllm:kv_offload_store_bytes_total                    tierd_kv_offload_store_bytes_total{group}
 //	vllm:kv_offload_load_bytes_total                     tierd_kv_offload_load_bytes_total{group}
-//	vllm:kv_offload_load_time_total                      tierd_kv_offload_load_time_total (seconds)
+//	vllm:kv_offload_load_time_total                      tierd_kv_offload_load_time_seconds_total
 //	vllm:kv_offload_tiering_read_bytes_total{tier}       tierd_kv_offload_tiering_read_bytes_total{tier="1:peer"}
 //	vllm:kv_offload_tiering_write_bytes_total{tier}      tierd_kv_offload_tiering_write_bytes_total{tier="1:peer"}
-//	(proposed) kv_offload_tiering_checksum_failures      tierd_kv_offload_tiering_checksum_failures_total{place}
+//	(proposed) kv_offload_tiering_checksum_failures      tierd_kv_offload_tiering_checksum_failures_chunks_total{place}
 //	vllm:kv_offload_lookup_delay_seconds                 tierd_kv_offload_lookup_delay_seconds
 //	vllm:kv_offload_allocation_failure_total             tierd_kv_offload_allocation_failure_total{role}
 //
@@ -83,6 +85,8 @@ var (
 	// places of checksum failures.
 	places = []string{"slab", "wire"}
 	roles  = []string{"producer", "consumer"}
+	// parkedEnds are the reasons of join.Why for which parked supply goes.
+	parkedEnds = []string{"aged", "no_room"}
 	// waits that end with an outcome.
 	waits    = []string{"lookup", "transfer", "pending"}
 	outcomes = []string{"ok", "deadline", "peer", "aborted", "refused"}
@@ -106,6 +110,7 @@ type Metrics struct {
 	PeerReadBytes, PeerWriteBytes   prometheus.Counter
 	Checksum                        *prometheus.CounterVec // place
 	NoRoom                          *prometheus.CounterVec // role
+	ParkedFreed                     *prometheus.CounterVec // why
 	Waits                           *prometheus.CounterVec // wait, outcome
 	LookupSeconds                   prometheus.Histogram
 	TransferSeconds                 prometheus.Histogram
@@ -124,20 +129,21 @@ func New(groups, legs []string) *Metrics {
 	m.Unmatched = m.counters("unmatched_chunks_total", "Demanded chunks that ended without their bytes, by cause.", "group", "leg", "cause")
 	m.StoreBytes = m.counters("kv_offload_store_bytes_total", "Bytes copied from engine memory into the tier.", "group")
 	m.LoadBytes = m.counters("kv_offload_load_bytes_total", "Bytes copied from the tier into engine memory.", "group")
-	m.LoadSeconds = m.counter("kv_offload_load_time_total", "Seconds spent copying into engine memory.")
+	m.LoadSeconds = m.counter("kv_offload_load_time_seconds_total", "Seconds spent copying into engine memory.")
 	tier := m.counters("kv_offload_tiering_read_bytes_total", "Bytes that came from a tier below, verified.", "tier")
 	m.PeerReadBytes = tier.WithLabelValues(tierPeer)
 	tier = m.counters("kv_offload_tiering_write_bytes_total", "Bytes handed to a tier below.", "tier")
 	m.PeerWriteBytes = tier.WithLabelValues(tierPeer)
-	m.Checksum = m.counters("kv_offload_tiering_checksum_failures_total", "Chunks whose bytes were not those that were stored, by place.", "place")
+	m.Checksum = m.counters("kv_offload_tiering_checksum_failures_chunks_total", "Chunks whose bytes were not those that were stored, by place.", "place")
 	m.NoRoom = m.counters("kv_offload_allocation_failure_total", "Requests or chunks that got no slot.", "role")
+	m.ParkedFreed = m.counters("parked_freed_chunks_total", "Supply that no consumer asked for and that was let go: by its age, or oldest first for room.", "why")
 	m.Waits = m.counters("waits_total", "Waits by their end.", "wait", "outcome")
 	m.LookupSeconds = m.histogram("kv_offload_lookup_delay_seconds", "Batched lookups at a peer.")
 	m.TransferSeconds = m.histogram("transfer_seconds", "From a demand to the end of its last key.")
 	m.Requests = m.counters("requests_total", "Requests by their end.", "role", "leg", "result")
 	m.TokensBySource = m.counters("prompt_tokens_by_source_total", "Prompt tokens of consumers by where their KV came from.", "source")
-	m.Queries = m.counter("external_prefix_cache_queries_total", "Prompt tokens that consumers asked the tier for.")
-	m.Hits = m.counter("external_prefix_cache_hits_total", "Prompt tokens that consumers got from the tier.")
+	m.Queries = m.counter("external_prefix_cache_queries_tokens_total", "Prompt tokens that consumers asked the tier for.")
+	m.Hits = m.counter("external_prefix_cache_hits_tokens_total", "Prompt tokens that consumers got from the tier.")
 	m.zeros(groups, legs)
 	return m
 }
@@ -179,6 +185,9 @@ func (m *Metrics) zeros(groups, legs []string) {
 	}
 	for _, p := range places {
 		m.Checksum.WithLabelValues(p)
+	}
+	for _, w := range parkedEnds {
+		m.ParkedFreed.WithLabelValues(w)
 	}
 	for _, s := range sources {
 		m.TokensBySource.WithLabelValues(s)

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
@@ -31,24 +32,25 @@ func TestZerosFromTheStart(t *testing.T) {
 	m := New([]string{"sliding", "full"}, []string{"pd", "probe"})
 	all := gather(t, m)
 	for name, series := range map[string]int{
-		"tierd_demanded_chunks_total":                      2 * 2,
-		"tierd_supplied_chunks_total":                      2 * 2,
-		"tierd_transferred_chunks_total":                   2 * 2,
-		"tierd_unmatched_chunks_total":                     2 * 2 * len(Causes()),
-		"tierd_kv_offload_store_bytes_total":               2,
-		"tierd_kv_offload_load_bytes_total":                2,
-		"tierd_kv_offload_load_time_total":                 1,
-		"tierd_kv_offload_tiering_read_bytes_total":        1,
-		"tierd_kv_offload_tiering_write_bytes_total":       1,
-		"tierd_kv_offload_tiering_checksum_failures_total": 2,
-		"tierd_kv_offload_allocation_failure_total":        2,
-		"tierd_waits_total":                                3 * 5,
-		"tierd_requests_total":                             2 * 2 * len(results),
-		"tierd_prompt_tokens_by_source_total":              4,
-		"tierd_external_prefix_cache_queries_total":        1,
-		"tierd_external_prefix_cache_hits_total":           1,
-		"tierd_kv_offload_lookup_delay_seconds":            1,
-		"tierd_transfer_seconds":                           1,
+		"tierd_demanded_chunks_total":                             2 * 2,
+		"tierd_supplied_chunks_total":                             2 * 2,
+		"tierd_transferred_chunks_total":                          2 * 2,
+		"tierd_unmatched_chunks_total":                            2 * 2 * len(Causes()),
+		"tierd_kv_offload_store_bytes_total":                      2,
+		"tierd_kv_offload_load_bytes_total":                       2,
+		"tierd_kv_offload_load_time_seconds_total":                1,
+		"tierd_kv_offload_tiering_read_bytes_total":               1,
+		"tierd_kv_offload_tiering_write_bytes_total":              1,
+		"tierd_kv_offload_tiering_checksum_failures_chunks_total": 2,
+		"tierd_kv_offload_allocation_failure_total":               2,
+		"tierd_parked_freed_chunks_total":                         2,
+		"tierd_waits_total":                                       3 * 5,
+		"tierd_requests_total":                                    2 * 2 * len(results),
+		"tierd_prompt_tokens_by_source_total":                     4,
+		"tierd_external_prefix_cache_queries_tokens_total":        1,
+		"tierd_external_prefix_cache_hits_tokens_total":           1,
+		"tierd_kv_offload_lookup_delay_seconds":                   1,
+		"tierd_transfer_seconds":                                  1,
 	} {
 		f := all[name]
 		require.NotNil(t, f, name)
@@ -76,7 +78,10 @@ func TestSnapshotsAreReadAtTheScrape(t *testing.T) {
 	m := New(nil, nil)
 	m.Register(Tier{Snapshot: p.Snapshot, Owners: []string{"request"}})
 	m.Register(Peers{Status: func() []wire.PeerStatus {
-		return []wire.PeerStatus{{ID: "b", Status: session.Status{State: session.Suspect, BootID: 7}}}
+		return []wire.PeerStatus{
+			{ID: "b", Status: session.Status{State: session.Suspect, BootID: 7, Sessions: 1, Silence: time.Second}},
+			{ID: "never", Status: session.Status{State: session.Connecting, Silence: time.Hour}},
+		}
 	}})
 	m.Register(Gauges{"parked_bytes": func() float64 { return 5 }})
 	value := func(name string, labels ...string) float64 {
@@ -108,5 +113,8 @@ func TestSnapshotsAreReadAtTheScrape(t *testing.T) {
 	require.Equal(t, 1.0, value("tierd_peer_state", "b", "suspect"))
 	require.Equal(t, 0.0, value("tierd_peer_state", "b", "ready"))
 	require.Equal(t, 1.0, value("tierd_peer_info", "b", "0x7"))
+	require.Equal(t, 1.0, value("tierd_peer_silence_seconds", "b"))
+	require.Equal(t, 1.0, value("tierd_peer_info", "never", ""), "no process is known: the label is empty")
+	require.Equal(t, 0.0, value("tierd_peer_silence_seconds", "never"), "it was never heard, so it does not fall silent")
 	require.Equal(t, 5.0, value("tierd_parked_bytes"))
 }

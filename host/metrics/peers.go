@@ -11,9 +11,9 @@ import (
 
 var (
 	stateDesc   = prometheus.NewDesc("tierd_peer_state", "1 for the state that a peer is in.", []string{"peer", "state"}, nil)
-	infoDesc    = prometheus.NewDesc("tierd_peer_info", "The peer's process by its boot id; 0 before the first session.", []string{"peer", "boot_id"}, nil)
+	infoDesc    = prometheus.NewDesc("tierd_peer_info", "Always 1: the label boot_id names the process that the peer's last session was with; it changes when the peer restarts and is empty before the first session.", []string{"peer", "boot_id"}, nil)
 	rttDesc     = prometheus.NewDesc("tierd_peer_rtt_seconds", "Round trip of the last ping; 0 before.", []string{"peer"}, nil)
-	silenceDesc = prometheus.NewDesc("tierd_peer_silence_seconds", "Time since the last byte of the peer.", []string{"peer"}, nil)
+	silenceDesc = prometheus.NewDesc("tierd_peer_silence_seconds", "Time since the last byte of the peer, on control or data; 0 before the first session.", []string{"peer"}, nil)
 	upDesc      = prometheus.NewDesc("tierd_peer_sessions_total", "Sessions that came up.", []string{"peer"}, nil)
 )
 
@@ -37,9 +37,13 @@ func (p Peers) Collect(ch chan<- prometheus.Metric) {
 			}
 			ch <- prometheus.MustNewConstMetric(stateDesc, prometheus.GaugeValue, v, s.ID, state.String())
 		}
-		ch <- prometheus.MustNewConstMetric(infoDesc, prometheus.GaugeValue, 1, s.ID, fmt.Sprintf("%#x", s.BootID))
+		boot, silence := "", 0.0
+		if s.BootID != 0 {
+			boot, silence = fmt.Sprintf("%#x", s.BootID), s.Silence.Seconds()
+		}
+		ch <- prometheus.MustNewConstMetric(infoDesc, prometheus.GaugeValue, 1, s.ID, boot)
 		ch <- prometheus.MustNewConstMetric(rttDesc, prometheus.GaugeValue, s.RTT.Seconds(), s.ID)
-		ch <- prometheus.MustNewConstMetric(silenceDesc, prometheus.GaugeValue, s.Silence.Seconds(), s.ID)
+		ch <- prometheus.MustNewConstMetric(silenceDesc, prometheus.GaugeValue, silence, s.ID)
 		ch <- prometheus.MustNewConstMetric(upDesc, prometheus.CounterValue, float64(s.Sessions), s.ID)
 	}
 }

@@ -12,8 +12,8 @@ var (
 	bytesDesc = prometheus.NewDesc("tierd_tier_resident_bytes", "Content of the readable slots, in bytes.", nil, nil)
 	pinsDesc  = prometheus.NewDesc("tierd_tier_pins", "What keeps slots from being reused, by kind of owner.", []string{"owner", "kind"}, nil)
 	ageDesc   = prometheus.NewDesc("tierd_tier_oldest_pin_seconds", "Age of the oldest pin, by kind of owner.", []string{"owner", "kind"}, nil)
-	evictions = prometheus.NewDesc("tierd_tier_evictions_total", "Readable slots that were reused.", nil, nil)
-	refused   = prometheus.NewDesc("tierd_tier_refused_total", "Admissions that found no room.", nil, nil)
+	evictions = prometheus.NewDesc("tierd_tier_evicted_slots_total", "Readable slots that were reused.", nil, nil)
+	refused   = prometheus.NewDesc("tierd_tier_refused_admissions_total", "Admissions that found no room.", nil, nil)
 )
 
 // Tier is a collector that reads a tier's snapshot at each scrape. Owners are the kinds

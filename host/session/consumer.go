@@ -254,7 +254,7 @@ func (c *Core) expireDemand(d *demand) {
 				c.endKey(d, i, Result{Cause: TransferLate, Text: "supplied, but its bytes did not come by the request's deadline"})
 			}
 		}
-		c.endDemand(d, Deadline, "no word of the producer by the request's deadline")
+		c.endSilent(d)
 		return
 	}
 	d.next = d.deadline
@@ -263,10 +263,26 @@ func (c *Core) expireDemand(d *demand) {
 			continue
 		}
 		if at <= c.now {
-			c.endKey(d, i, Result{Cause: TransferLate, Text: "supplied, but its bytes did not come in time"})
+			c.endKey(d, i, Result{Cause: TransferLate, Text: "supplied, but its bytes did not come within deadlines.transfer_ms and their own time"})
 			continue
 		}
 		d.next = min(d.next, at)
+	}
+	c.settle(d)
+}
+
+// endSilent ends the keys of which the producer has said no word by the request's
+// deadline. Where it owed one, the reason says so.
+func (c *Core) endSilent(d *demand) {
+	r := Result{Cause: Deadline, Text: "no session with the producer by the request's deadline"}
+	if d.sent {
+		r.Text = "no word of the producer by the request's deadline"
+	}
+	if d.sent && d.req.Leg != LegProbe {
+		r.Reason, r.Text = sessionpb.Reason_REASON_NO_LAST_WORD, "the producer had not begun or not finished the request by its deadline"
+	}
+	for i := range d.results {
+		c.endKey(d, i, r)
 	}
 	c.settle(d)
 }

@@ -287,7 +287,7 @@ func (c *Core) nextWait() (time.Duration, func()) {
 		}
 	case linkDialing, linkOpen:
 		take(c.attemptBy, func() {
-			c.hangUp(fmt.Sprintf("no session with %s within connect_hello, %v", c.cfg.PeerID, c.cfg.Limits.ConnectHello), false)
+			c.hangUp(fmt.Sprintf("no session with %s within deadlines.connect_ms, %v", c.cfg.PeerID, c.cfg.Limits.ConnectHello), false)
 		})
 	case linkUp:
 		take(c.pingAt, c.ping)
@@ -333,16 +333,16 @@ func (c *Core) change(to PeerState, reason string) {
 }
 
 func (c *Core) suspect() {
-	reason := fmt.Sprintf("no byte from %s on control or data for %v", c.cfg.PeerID, c.cfg.Limits.Suspect)
+	reason := fmt.Sprintf("no byte from %s on control or data for deadlines.suspect_ms, %v", c.cfg.PeerID, c.cfg.Limits.Suspect)
 	if c.state == Connecting {
-		reason = fmt.Sprintf("no session with %s within connect_hello, %v", c.cfg.PeerID, c.cfg.Limits.ConnectHello)
+		reason = fmt.Sprintf("no session with %s within deadlines.connect_ms, %v", c.cfg.PeerID, c.cfg.Limits.ConnectHello)
 	}
 	c.change(Suspect, reason)
 	c.endAll(PeerSuspect, reason)
 }
 
 func (c *Core) dead() {
-	reason := fmt.Sprintf("no byte from %s on control or data for %v", c.cfg.PeerID, c.cfg.Limits.Dead)
+	reason := fmt.Sprintf("no byte from %s on control or data for deadlines.dead_ms, %v", c.cfg.PeerID, c.cfg.Limits.Dead)
 	c.change(Dead, reason)
 	if c.link != linkNone {
 		c.hangUp(reason, false)

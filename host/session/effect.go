@@ -84,7 +84,8 @@ func Causes() []Cause {
 // A Result is how one key of a demand ended.
 type Result struct {
 	Cause Cause
-	// Reason is the producer's, when it refused the key.
+	// Reason is the producer's, when it refused the key; NO_LAST_WORD at the deadline
+	// when it could have and did not.
 	Reason sessionpb.Reason
 	// Text says more, for people; at most Limits.TextBytesMax bytes.
 	Text string

@@ -201,7 +201,7 @@ func TestWaits(t *testing.T) {
 		{"hello missing", l.ConnectHello, func(s *solo) { s.Connected(s.at) }, true,
 			func(s *solo) bool {
 				c := take[Close](s)
-				return len(c) == 1 && strings.Contains(c[0].Reason, "connect_hello")
+				return len(c) == 1 && strings.Contains(c[0].Reason, "deadlines.connect_ms")
 			}},
 		{"first retry", l.RetryMin, func(s *solo) { s.Disconnected(s.at, "refused"); take[Dial](s) }, true, dialled},
 		{"retry after a lost session", l.RetryMin, func(s *solo) { s.up(); s.Disconnected(s.at, "reset"); take[Dial](s) }, true, dialled},
@@ -283,6 +283,35 @@ func TestBackoff(t *testing.T) {
 			s.to(s.at + 1)
 		}
 		require.Equal(t, Suspect, s.State(), "attempts do not hide that there is no session")
+	}
+}
+
+// TestSilentAtTheDeadline: the producer owed a word in leg pd, and the reason says so. In
+// leg probe, and without a session, there is none.
+func TestSilentAtTheDeadline(t *testing.T) {
+	for _, c := range []struct {
+		leg  string
+		up   bool
+		want sessionpb.Reason
+		text string
+	}{
+		{LegPD, true, sessionpb.Reason_REASON_NO_LAST_WORD, "had not begun or not finished"},
+		{LegProbe, true, sessionpb.Reason_REASON_NONE, "no word of the producer"},
+		{LegPD, false, sessionpb.Reason_REASON_NONE, "no session with the producer"},
+	} {
+		s := newSolo(t)
+		if c.up {
+			s.up()
+		}
+		d := testDemand(2, 100*ms)
+		d.Leg = c.leg
+		s.Demand(s.at, d)
+		s.to(s.at + 100*ms)
+		for _, r := range take[DemandDone](s)[0].Results {
+			require.Equal(t, Deadline, r.Cause)
+			require.Equal(t, c.want, r.Reason)
+			require.Contains(t, r.Text, c.text)
+		}
 	}
 }
 

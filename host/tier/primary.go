@@ -126,6 +126,11 @@ type Primary struct {
 	stats          Stats
 }
 
+// StrideBytes is how far apart slots of slotBytes lie.
+func StrideBytes(slotBytes int64) int64 {
+	return (slotBytes + slotAlignBytes - 1) &^ (slotAlignBytes - 1)
+}
+
 // New makes the slab and returns an empty tier.
 func New(o Options) (*Primary, error) {
 	switch {
@@ -139,7 +144,7 @@ func New(o Options) (*Primary, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	stride := (o.SlotBytes + slotAlignBytes - 1) &^ (slotAlignBytes - 1)
+	stride := StrideBytes(o.SlotBytes)
 	f, err := shm.Create(o.Path, stride*int64(o.Slots), true)
 	if err != nil {
 		return nil, fmt.Errorf("primary tier: %d slots of %d bytes: %w", o.Slots, o.SlotBytes, err)

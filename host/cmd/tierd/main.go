@@ -46,9 +46,11 @@ func run(args []string) int {
 }
 
 func rootCommand() *cobra.Command {
+	b := thisBuild()
 	root := &cobra.Command{
-		Use:   "tierd",
-		Short: "Moves KV cache between nodes, and serves no rule before its demand is covered by its supply",
+		Use:     "tierd",
+		Version: b.String(), // for --version
+		Short:   "Moves KV cache between nodes, and serves no rule before its demand is covered by its supply",
 		// Errors are printed once, by run; a wrong flag does not need the whole usage.
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -2,19 +2,20 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tierd/tierd/host"
 	"github.com/tierd/tierd/host/config"
+	"github.com/tierd/tierd/registry"
 )
 
 func serveCommand() *cobra.Command {
@@ -22,11 +23,12 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve -c node.yaml",
 		Short: "Run the daemon of a node",
-		Long: `Serve registers the node's deployment, opens its ports and runs until SIGTERM or
+		Long: `Serve takes its ports, checks the node's deployment and then serves until SIGTERM or
 SIGINT. It prints one line when it is ready, and writes the addresses that it really has
-to addresses.json in its state directory.
+to addresses.json in its state directory. The check may take a minute the first time;
+/readyz at http_listen says how far it is.
 
-SIGTERM, SIGINT   drain and stop; a second one stops at once
+SIGTERM, SIGINT   drain and stop, or give the check up; a second one stops at once
 SIGHUP            read the peers and the log level of the configuration again
 
 Exit status: 0 stopped as asked, 1 stopped at once by a second signal, 2 could not start.`,
@@ -73,18 +75,27 @@ func serve(ctx context.Context, path string, out, errOut io.Writer) error {
 		defer close(started)
 		node, startErr = host.Start(starting, cfg, log)
 	}()
+	stopped := false
 	select {
 	case <-started:
 	case s := <-stop:
-		cancel(fmt.Errorf("stopped by signal %v", s))
-		<-started
+		log.Info("stopping", "signal", s.String())
+		stopped = true
+		cancel(fmt.Errorf("signal %v", s))
+		select {
+		case <-started:
+		case <-stop:
+			return &exitError{exitSignal}
+		}
 	}
 	if startErr != nil {
-		return startErr
+		return notStarted(startErr, cfg, log)
 	}
-	if err := announce(node, cfg, out); err != nil {
-		closeNode(node, cfg, nil)
-		return err
+	if stopped { // it became ready at that moment
+		return closeNode(node, stop)
+	}
+	if err := sayReady(node, out); err != nil {
+		return errors.Join(err, closeNode(node, stop))
 	}
 	for {
 		select {
@@ -92,9 +103,9 @@ func serve(ctx context.Context, path string, out, errOut io.Writer) error {
 			reread(path, node, level, log)
 		case s := <-stop:
 			log.Info("stopping", "signal", s.String())
-			return closeNode(node, cfg, stop)
+			return closeNode(node, stop)
 		case <-ctx.Done():
-			return closeNode(node, cfg, stop)
+			return closeNode(node, stop)
 		}
 	}
 }
@@ -107,17 +118,35 @@ func setLevel(to *slog.LevelVar, cfg *config.Config) error {
 	return err
 }
 
-// announce tells people and tools where the node is.
-func announce(node *host.Node, cfg *config.Config, out io.Writer) error {
+// notStarted is what a start without a node ends the program with: nothing when it was
+// asked to stop.
+func notStarted(err error, cfg *config.Config, log *slog.Logger) error {
+	var stopped *host.Stopped
+	var refusal *registry.Refusal
+	switch {
+	case errors.As(err, &stopped):
+		log.Info("stopped while "+stopped.While, "cause", stopped.Cause)
+		return nil
+	case errors.As(err, &refusal):
+		return fmt.Errorf("%w\n%s", err, judged(cfg.Deployment, refusal.Verdict))
+	}
+	return err
+}
+
+// judged says what a verdict is about: the file, and the rules that it led to.
+func judged(file string, v *registry.Verdict) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n  deployment  %s, %s", file, v.DeploymentDigest)
+	for _, r := range v.Rules {
+		fmt.Fprintf(&b, "\n  rule        %s: %s %s from %s, %s", r.For, r.Name, r.Version, r.Source, r.Digest)
+	}
+	return b.String()
+}
+
+// sayReady prints the one line of a ready node, for people and tools.
+func sayReady(node *host.Node, out io.Writer) error {
 	a := node.Addresses()
-	data, err := json.MarshalIndent(a, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := host.WriteFile(filepath.Join(cfg.StateDir, "addresses.json"), append(data, '\n')); err != nil {
-		return fmt.Errorf("state_dir: %w", err)
-	}
-	_, err = fmt.Fprintf(out, "ready node_id=%s engine_socket=%s peer_listen=%s data_listen=%s http_listen=%s pid=%d\n",
+	_, err := fmt.Fprintf(out, "ready node_id=%s engine_socket=%s peer_listen=%s data_listen=%s http_listen=%s pid=%d\n",
 		a.NodeID, a.EngineSocket, a.Peer, a.Data, a.HTTP, a.PID)
 	return err
 }
@@ -139,7 +168,7 @@ func reread(path string, node *host.Node, level *slog.LevelVar, log *slog.Logger
 }
 
 // closeNode drains and stops. A second signal does not wait.
-func closeNode(node *host.Node, cfg *config.Config, stop <-chan os.Signal) error {
+func closeNode(node *host.Node, stop <-chan os.Signal) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -147,7 +176,6 @@ func closeNode(node *host.Node, cfg *config.Config, stop <-chan os.Signal) error
 	}()
 	select {
 	case <-done:
-		os.Remove(filepath.Join(cfg.StateDir, "addresses.json"))
 		return nil
 	case <-stop:
 		return &exitError{exitSignal}

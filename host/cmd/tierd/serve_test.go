@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,6 +19,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierd/tierd/host"
+	"github.com/tierd/tierd/host/config"
+	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/check"
 )
 
 // buffer may be written and read at the same time.
@@ -60,6 +64,7 @@ func writeNode(t *testing.T, node string) string {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "deployment.yaml"), []byte(smallDeployment), 0o600))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "shm"), 0o700))
 	path := filepath.Join(dir, "node.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(node), 0o600))
 	return path
@@ -106,30 +111,60 @@ func TestServe(t *testing.T) {
 
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	require.NoError(t, <-done)
+	_, stop, _ := strings.Cut(log.String(), "msg=stopping")
+	require.NotContains(t, stop, "level=WARN")
 	for _, gone := range []string{"e.sock", "state/addresses.json", "shm/tierd-a"} {
 		_, err := os.Stat(filepath.Join(dir, gone))
 		require.ErrorIs(t, err, os.ErrNotExist, gone)
 	}
+	stopWhileChecking(t, path)
 }
 
-// TestSignalWhileStarting: a daemon that still checks its rules stops at once.
-func TestSignalWhileStarting(t *testing.T) {
-	path := writeNode(t, nodeFile)
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
+// stopWhileChecking: a daemon that still checks its rules stops at once, and well. It has
+// the rules of the daemon before it, compiled, which takes long under the race detector.
+func stopWhileChecking(t *testing.T, path string) {
+	require.NoError(t, os.WriteFile(path, []byte(nodeFile), 0o600))
+	long := strings.Replace(smallDeployment, "max_tokens: 32", "max_tokens: 131072", 1) // a check of many seconds
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "deployment.yaml"), []byte(long), 0o600))
 	var out, log buffer
-	require.Error(t, serve(ctx, path, &out, &log))
+	done := make(chan error, 1)
+	go func() { done <- serve(context.Background(), path, &out, &log) }()
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "checking deployment") }, time.Minute, time.Millisecond)
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	require.NoError(t, <-done)
+	require.Contains(t, log.String(), "stopped while checking")
 	require.Empty(t, out.String())
+	for _, gone := range []string{"e.sock.lock", "state/lock", "shm/tierd-a"} {
+		require.NoFileExists(t, filepath.Join(filepath.Dir(path), gone))
+	}
+}
+
+func TestRefusedDeploymentSaysWhatWasJudged(t *testing.T) {
+	refusal := &registry.Refusal{Verdict: &registry.Verdict{
+		Verdict: registry.Refused, Model: "small", DeploymentDigest: "sha256:d", Counterexample: &check.Counterexample{},
+		Rules: []registry.RuleID{
+			{For: "full", Name: "full", Version: "1.0.0", Source: "embedded", Digest: "sha256:e"},
+			{For: "policy", Name: "mine", Version: "2.0.0", Source: "/rules/mine.wasm", Digest: "sha256:f"},
+		},
+	}}
+	err := notStarted(refusal, &config.Config{Deployment: "/etc/tierd/deployment.yaml"}, slog.New(slog.DiscardHandler))
+	require.ErrorIs(t, err, refusal)
+	require.Equal(t, refusal.Error()+`
+
+  deployment  /etc/tierd/deployment.yaml, sha256:d
+  rule        full: full 1.0.0 from embedded, sha256:e
+  rule        policy: mine 2.0.0 from /rules/mine.wasm, sha256:f`, err.Error())
 }
 
 func TestServeRefusals(t *testing.T) {
 	for _, c := range []struct{ file, text string }{
 		{"node_idd: a\n", `did you mean "node_id"?`},
-		{strings.Replace(nodeFile, "deployment.yaml", "none.yaml", 1), "none.yaml: no such file"},
+		{strings.Replace(nodeFile, "deployment.yaml", "none.yaml", 1), "node.yaml: deployment is /DIR/none.yaml: no such file or directory; correct the path"},
 		{strings.Replace(nodeFile, "127.0.0.1:0", "0.0.0.0:7000", 1), "set tls: {cert, key, ca}"},
 	} {
-		err := serve(context.Background(), writeNode(t, c.file), io.Discard, io.Discard)
-		require.ErrorContains(t, err, c.text)
+		path := writeNode(t, c.file)
+		err := serve(context.Background(), path, io.Discard, io.Discard)
+		require.ErrorContains(t, err, strings.Replace(c.text, "/DIR", filepath.Dir(path), 1))
 	}
 	require.ErrorContains(t, serve(context.Background(), "/none/node.yaml", io.Discard, io.Discard), "no such file")
 }
@@ -140,6 +175,8 @@ func TestExitStatus(t *testing.T) {
 		status int
 	}{
 		{[]string{"version"}, 0},
+		{[]string{"version", "--json"}, 0},
+		{[]string{"--version"}, 0},
 		{[]string{"serve"}, exitUsage},
 		{[]string{"serve", "-c", "/none/node.yaml"}, exitUsage},
 		{[]string{"nonsense"}, exitUsage},

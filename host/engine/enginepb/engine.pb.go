@@ -747,7 +747,11 @@ type BeginReply struct {
 	// Consumer: chunks that will be loaded, per group in deployment order.
 	Demand []*GroupChunks `protobuf:"bytes,4,rep,name=demand,proto3" json:"demand,omitempty"`
 	// Why nothing is fetched although a peer was named, in words; empty otherwise.
-	Note          string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
+	Note string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
+	// Consumer: chunks beside the demand that a lower resume point needs. Some of the
+	// demand is still being written; should that not come, these are fetched instead. Load
+	// may give their blocks destinations too; without them they cannot be used.
+	Fallback      []*GroupChunks `protobuf:"bytes,6,rep,name=fallback,proto3" json:"fallback,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -815,6 +819,13 @@ func (x *BeginReply) GetNote() string {
 		return x.Note
 	}
 	return ""
+}
+
+func (x *BeginReply) GetFallback() []*GroupChunks {
+	if x != nil {
+		return x.Fallback
+	}
+	return nil
 }
 
 // BlockRun names the blocks of one group, in sequence order: the logical blocks
@@ -1502,7 +1513,7 @@ const file_engine_proto_rawDesc = "" +
 	"\x04last\x18\x02 \x01(\rR\x04last\"X\n" +
 	"\vGroupChunks\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x123\n" +
-	"\x06chunks\x18\x02 \x03(\v2\x1b.tierd.engine.v1.ChunkRangeR\x06chunks\"\xbf\x01\n" +
+	"\x06chunks\x18\x02 \x03(\v2\x1b.tierd.engine.v1.ChunkRangeR\x06chunks\"\xf9\x01\n" +
 	"\n" +
 	"BeginReply\x12!\n" +
 	"\freuse_tokens\x18\x01 \x01(\x04R\vreuseTokens\x12\x1f\n" +
@@ -1510,7 +1521,8 @@ const file_engine_proto_rawDesc = "" +
 	"stopTokens\x12#\n" +
 	"\rresume_tokens\x18\x03 \x01(\x04R\fresumeTokens\x124\n" +
 	"\x06demand\x18\x04 \x03(\v2\x1c.tierd.engine.v1.GroupChunksR\x06demand\x12\x12\n" +
-	"\x04note\x18\x05 \x01(\tR\x04note\"S\n" +
+	"\x04note\x18\x05 \x01(\tR\x04note\x128\n" +
+	"\bfallback\x18\x06 \x03(\v2\x1c.tierd.engine.v1.GroupChunksR\bfallback\"S\n" +
 	"\bBlockRun\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vfirst_block\x18\x02 \x01(\rR\n" +
@@ -1621,28 +1633,29 @@ var file_engine_proto_depIdxs = []int32{
 	1,  // 3: tierd.engine.v1.BeginRequest.leg:type_name -> tierd.engine.v1.Leg
 	8,  // 4: tierd.engine.v1.GroupChunks.chunks:type_name -> tierd.engine.v1.ChunkRange
 	9,  // 5: tierd.engine.v1.BeginReply.demand:type_name -> tierd.engine.v1.GroupChunks
-	11, // 6: tierd.engine.v1.StoreRequest.blocks:type_name -> tierd.engine.v1.BlockRun
-	11, // 7: tierd.engine.v1.LoadRequest.blocks:type_name -> tierd.engine.v1.BlockRun
-	9,  // 8: tierd.engine.v1.Event.loaded:type_name -> tierd.engine.v1.GroupChunks
-	15, // 9: tierd.engine.v1.Event.failures:type_name -> tierd.engine.v1.Failure
-	18, // 10: tierd.engine.v1.FinishReply.groups:type_name -> tierd.engine.v1.GroupCount
-	3,  // 11: tierd.engine.v1.Engine.Attach:input_type -> tierd.engine.v1.AttachRequest
-	6,  // 12: tierd.engine.v1.Engine.Events:input_type -> tierd.engine.v1.EventsRequest
-	7,  // 13: tierd.engine.v1.Engine.Begin:input_type -> tierd.engine.v1.BeginRequest
-	12, // 14: tierd.engine.v1.Engine.Store:input_type -> tierd.engine.v1.StoreRequest
-	13, // 15: tierd.engine.v1.Engine.Load:input_type -> tierd.engine.v1.LoadRequest
-	17, // 16: tierd.engine.v1.Engine.Finish:input_type -> tierd.engine.v1.FinishRequest
-	5,  // 17: tierd.engine.v1.Engine.Attach:output_type -> tierd.engine.v1.AttachReply
-	16, // 18: tierd.engine.v1.Engine.Events:output_type -> tierd.engine.v1.Event
-	10, // 19: tierd.engine.v1.Engine.Begin:output_type -> tierd.engine.v1.BeginReply
-	14, // 20: tierd.engine.v1.Engine.Store:output_type -> tierd.engine.v1.JobReply
-	14, // 21: tierd.engine.v1.Engine.Load:output_type -> tierd.engine.v1.JobReply
-	19, // 22: tierd.engine.v1.Engine.Finish:output_type -> tierd.engine.v1.FinishReply
-	17, // [17:23] is the sub-list for method output_type
-	11, // [11:17] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	9,  // 6: tierd.engine.v1.BeginReply.fallback:type_name -> tierd.engine.v1.GroupChunks
+	11, // 7: tierd.engine.v1.StoreRequest.blocks:type_name -> tierd.engine.v1.BlockRun
+	11, // 8: tierd.engine.v1.LoadRequest.blocks:type_name -> tierd.engine.v1.BlockRun
+	9,  // 9: tierd.engine.v1.Event.loaded:type_name -> tierd.engine.v1.GroupChunks
+	15, // 10: tierd.engine.v1.Event.failures:type_name -> tierd.engine.v1.Failure
+	18, // 11: tierd.engine.v1.FinishReply.groups:type_name -> tierd.engine.v1.GroupCount
+	3,  // 12: tierd.engine.v1.Engine.Attach:input_type -> tierd.engine.v1.AttachRequest
+	6,  // 13: tierd.engine.v1.Engine.Events:input_type -> tierd.engine.v1.EventsRequest
+	7,  // 14: tierd.engine.v1.Engine.Begin:input_type -> tierd.engine.v1.BeginRequest
+	12, // 15: tierd.engine.v1.Engine.Store:input_type -> tierd.engine.v1.StoreRequest
+	13, // 16: tierd.engine.v1.Engine.Load:input_type -> tierd.engine.v1.LoadRequest
+	17, // 17: tierd.engine.v1.Engine.Finish:input_type -> tierd.engine.v1.FinishRequest
+	5,  // 18: tierd.engine.v1.Engine.Attach:output_type -> tierd.engine.v1.AttachReply
+	16, // 19: tierd.engine.v1.Engine.Events:output_type -> tierd.engine.v1.Event
+	10, // 20: tierd.engine.v1.Engine.Begin:output_type -> tierd.engine.v1.BeginReply
+	14, // 21: tierd.engine.v1.Engine.Store:output_type -> tierd.engine.v1.JobReply
+	14, // 22: tierd.engine.v1.Engine.Load:output_type -> tierd.engine.v1.JobReply
+	19, // 23: tierd.engine.v1.Engine.Finish:output_type -> tierd.engine.v1.FinishReply
+	18, // [18:24] is the sub-list for method output_type
+	12, // [12:18] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_engine_proto_init() }

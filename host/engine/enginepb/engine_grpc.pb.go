@@ -43,7 +43,9 @@ type EngineClient interface {
 	// requests, and its regions are freed.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	// Begin opens a request. For a consumer it plans, and starts to fetch what the
-	// plan demands.
+	// plan demands. A caller that gives up before the reply (deadline, cancellation)
+	// cannot know whether the request is live: it sends Finish with abort for it, which
+	// is NOT_FOUND when nothing was.
 	Begin(ctx context.Context, in *BeginRequest, opts ...grpc.CallOption) (*BeginReply, error)
 	// Store tells the daemon of a producer that a step has ended. The daemon copies
 	// the blocks that must be kept; until the job's event arrives the engine must not
@@ -51,7 +53,8 @@ type EngineClient interface {
 	Store(ctx context.Context, in *StoreRequest, opts ...grpc.CallOption) (*JobReply, error)
 	// Load copies what has been fetched for a consumer into the engine's blocks.
 	Load(ctx context.Context, in *LoadRequest, opts ...grpc.CallOption) (*JobReply, error)
-	// Finish ends a request: at the text's end, or, with abort set, where it stands.
+	// Finish ends a request: at the text's end, or, with abort set, where it stands. A
+	// request that is still in Begin is cancelled.
 	Finish(ctx context.Context, in *FinishRequest, opts ...grpc.CallOption) (*FinishReply, error)
 }
 
@@ -144,7 +147,9 @@ type EngineServer interface {
 	// requests, and its regions are freed.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	// Begin opens a request. For a consumer it plans, and starts to fetch what the
-	// plan demands.
+	// plan demands. A caller that gives up before the reply (deadline, cancellation)
+	// cannot know whether the request is live: it sends Finish with abort for it, which
+	// is NOT_FOUND when nothing was.
 	Begin(context.Context, *BeginRequest) (*BeginReply, error)
 	// Store tells the daemon of a producer that a step has ended. The daemon copies
 	// the blocks that must be kept; until the job's event arrives the engine must not
@@ -152,7 +157,8 @@ type EngineServer interface {
 	Store(context.Context, *StoreRequest) (*JobReply, error)
 	// Load copies what has been fetched for a consumer into the engine's blocks.
 	Load(context.Context, *LoadRequest) (*JobReply, error)
-	// Finish ends a request: at the text's end, or, with abort set, where it stands.
+	// Finish ends a request: at the text's end, or, with abort set, where it stands. A
+	// request that is still in Begin is cancelled.
 	Finish(context.Context, *FinishRequest) (*FinishReply, error)
 	mustEmbedUnimplementedEngineServer()
 }

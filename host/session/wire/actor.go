@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -197,7 +198,8 @@ func (a *actor) effect(e session.Effect) {
 
 func (a *actor) logChange(e session.Changed) {
 	level := a.p.log.Info
-	if e.To == session.Suspect || e.To == session.Dead {
+	// That this node ends a session itself is no news to worry about.
+	if !a.ended && (e.To == session.Suspect || e.To == session.Dead) {
 		level = a.p.log.Warn
 	}
 	level("peer state changed", "peer", a.id, "from", e.From.String(), "to", e.To.String(), "reason", e.Reason)
@@ -217,9 +219,13 @@ func (a *actor) send(e *sessionpb.Envelope) {
 
 // closed carries out a Close: messages sent before go out first.
 func (a *actor) closed(e session.Close) {
-	if e.Protocol {
+	switch {
+	case a.ended: // this node closes, or the peer was removed: nothing failed
+	case strings.Contains(e.Reason, duplicate):
+		// Both sides dialed at once, and the other one's session stays.
+	case e.Protocol:
 		a.p.shy.warn("protocol "+a.id, "peer session closed", "peer", a.id, "reason", e.Reason)
-	} else {
+	default:
 		a.logFailure(e.Reason)
 	}
 	a.stopDial()
@@ -314,8 +320,21 @@ func (a *actor) adopt(now time.Duration, c *conn) {
 	close(c.adopted)
 }
 
+// duplicate begins what the side that dialed in vain is told.
+const duplicate = "duplicate: the session that "
+
 // incoming takes or refuses a connection that the peer dialed.
 func (a *actor) incoming(now time.Duration, c *conn, hello *sessionpb.Hello) {
+	a.core.Tick(now) // it may be dead by now, although its timer has not come
+	a.carry()
+	if !a.configured && a.core.State() == session.Dead {
+		// The host has forgotten it, data token included; run is about to. The peer's
+		// next attempt meets a new actor, with a new token.
+		a.p.log.Debug("peer connection refused: the peer is being forgotten", "peer", a.id)
+		c.queue(goawayMessage("this node is just forgetting " + a.id + "; dial again"))
+		c.finish("dead peer")
+		return
+	}
 	cur := current{exists: a.conn != nil}
 	if cur.exists {
 		s := a.core.Status(now)
@@ -324,7 +343,7 @@ func (a *actor) incoming(now time.Duration, c *conn, hello *sessionpb.Hello) {
 	}
 	if !keepNew(a.p.cfg.Hello.NodeId, a.id, cur, hello.BootId) {
 		a.p.log.Debug("duplicate peer connection refused", "peer", a.id)
-		c.queue(goawayMessage("duplicate: the session that " + a.p.cfg.Hello.NodeId + " dialed stays"))
+		c.queue(goawayMessage(duplicate + a.p.cfg.Hello.NodeId + " dialed stays"))
 		c.finish("duplicate session")
 		return
 	}

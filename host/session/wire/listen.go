@@ -103,7 +103,7 @@ func (s *server) accept(st grpc.BidiStreamingServer[sessionpb.Envelope, sessionp
 	select {
 	case f = <-got:
 	case <-time.After(l.ConnectHello):
-		return nil, status.Errorf(codes.DeadlineExceeded, "no hello within connect_hello, %v", l.ConnectHello)
+		return nil, status.Errorf(codes.DeadlineExceeded, "no hello within deadlines.connect_ms, %v", l.ConnectHello)
 	}
 	if f.err != nil {
 		return nil, f.err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"testing"
@@ -30,7 +31,8 @@ type memNet struct {
 	mu    sync.Mutex
 	lis   map[string]*bufconn.Listener
 	gates map[string]*gate
-	delay func() time.Duration // before a dial is through; nil = none
+	delay func() time.Duration     // before a dial is through; nil = none
+	hold  map[string]chan struct{} // by dialer: its connections carry no message of it until this is closed
 }
 
 func newMemNet() *memNet {
@@ -107,15 +109,38 @@ func (n *memNet) dialer(from string) func(context.Context, string) (net.Conn, er
 		if err != nil {
 			return nil, errors.New("refused")
 		}
-		return &gatedConn{Conn: c, a: n.gate(from), b: n.gate(to), closed: make(chan struct{})}, nil
+		return &gatedConn{Conn: c, a: n.gate(from), b: n.gate(to), hold: n.hold[from], skip: prefaceBytes, closed: make(chan struct{})}, nil
 	}
 }
 
 type gatedConn struct {
 	net.Conn
 	a, b   *gate
+	hold   <-chan struct{}
+	skip   int // bytes of what is being written until the next HTTP/2 frame
 	once   sync.Once
 	closed chan struct{}
+}
+
+// Of HTTP/2.
+const (
+	prefaceBytes     = 24
+	frameHeaderBytes = 9
+	frameData        = 0
+)
+
+// message reports whether b begins a DATA frame. Writes hold whole frames, but for the
+// payloads, which may be written apart.
+func (c *gatedConn) message(b []byte) bool {
+	found := false
+	for c.skip < len(b) {
+		b, c.skip = b[c.skip:], 0
+		size := int(b[0])<<16 | int(b[1])<<8 | int(b[2])
+		found = found || b[3] == frameData
+		c.skip = frameHeaderBytes + size
+	}
+	c.skip -= len(b)
+	return found
 }
 
 func (c *gatedConn) pass() error {
@@ -137,6 +162,13 @@ func (c *gatedConn) Read(b []byte) (int, error) {
 func (c *gatedConn) Write(b []byte) (int, error) {
 	if err := c.pass(); err != nil {
 		return 0, err
+	}
+	if c.hold != nil && c.message(b) {
+		select {
+		case <-c.hold:
+		case <-c.closed:
+			return 0, net.ErrClosed
+		}
 	}
 	return c.Conn.Write(b)
 }
@@ -292,7 +324,18 @@ func (c *cluster) start(id string, dials ...string) *testHost {
 	for _, d := range dials {
 		cfg.Peers = append(cfg.Peers, PeerAddr{ID: d, Control: d})
 	}
-	p, err := New(Config{SessionsMax: c.most, Hello: cfg.Hello, Limits: cfg.Limits, Logger: cfg.Logger, Dial: cfg.Dial}, h)
+	seed := [2]uint64{c.boots[id], 0}
+	for _, b := range []byte(id) {
+		seed[1] = seed[1]<<8 | uint64(b)
+	}
+	jitter := rand.New(rand.NewPCG(seed[0], seed[1]))
+	var mu sync.Mutex // each peer's actor asks
+	cfg.Jitter = func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return jitter.Float64()
+	}
+	p, err := New(Config{SessionsMax: c.most, Jitter: cfg.Jitter, Hello: cfg.Hello, Limits: cfg.Limits, Logger: cfg.Logger, Dial: cfg.Dial}, h)
 	require.NoError(c.t, err)
 	h.peers = p
 	c.nodes[id] = h

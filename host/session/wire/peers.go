@@ -68,6 +68,9 @@ type Config struct {
 	Verify func(nodeID string, state tls.ConnectionState) error
 	// SessionsMax bounds the peers, configured or not; 0 is SessionsMaxDefault.
 	SessionsMax int
+	// Jitter returns numbers in [0, 1) that spread the attempts to connect, to any
+	// goroutine; nil is math/rand.
+	Jitter func() float64
 	// Logger is where state changes go; nil is slog.Default.
 	Logger *slog.Logger
 }
@@ -122,6 +125,9 @@ func New(cfg Config, host Host) (*Peers, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	if cfg.Jitter == nil {
+		cfg.Jitter = rand.Float64
+	}
 	if (cfg.ServerTLS == nil) != (cfg.ClientTLS == nil) {
 		return nil, errors.New("peers: TLS is given for one direction only; give ServerTLS and ClientTLS, or neither")
 	}
@@ -157,43 +163,60 @@ func (p *Peers) SetPeers(list []PeerAddr) error {
 	if p.closed {
 		return ErrClosed
 	}
+	var fresh []*actor // made before anything is ended: a list that is refused changes nothing
+	for _, want := range list {
+		if a := p.peers[want.ID]; a != nil && a.configured && a.addr == want.Control {
+			continue
+		}
+		a, err := p.prepare(want, true)
+		if err != nil {
+			return err
+		}
+		fresh = append(fresh, a)
+	}
 	for id, a := range p.peers {
 		if control, ok := seen[id]; a.configured && (!ok || control != a.addr) {
 			a.shut("removed from this node's peers")
 			delete(p.peers, id)
 		}
 	}
-	for _, want := range list {
-		if a := p.peers[want.ID]; a != nil && a.configured {
-			continue
-		} else if a != nil { // it came by itself; from now on it is dialed too
-			a.shut("configured anew")
+	for _, a := range fresh {
+		if old := p.peers[a.id]; old != nil { // it came by itself; from now on it is dialed too
+			old.shut("configured anew")
 		}
-		if _, err := p.add(want, true); err != nil {
-			return err
-		}
+		p.launch(a)
 	}
 	return nil
 }
 
-// add starts an actor; p.mu is held.
+// add makes an actor and starts it; p.mu is held.
 func (p *Peers) add(addr PeerAddr, configured bool) (*actor, error) {
+	a, err := p.prepare(addr, configured)
+	if err == nil {
+		p.launch(a)
+	}
+	return a, err
+}
+
+func (p *Peers) launch(a *actor) {
+	p.peers[a.id] = a
+	p.wg.Go(a.run)
+}
+
+func (p *Peers) prepare(addr PeerAddr, configured bool) (*actor, error) {
 	hello := p.cfg.Hello
 	if p.cfg.DataToken != nil {
 		hello = proto.CloneOf(hello)
 		hello.DataToken = p.cfg.DataToken(addr.ID)
 	}
 	core, err := session.New(p.now(), session.Config{Hello: hello, PeerID: addr.ID, Limits: p.cfg.Limits,
-		Dial: addr.Control != "", Jitter: rand.Float64,
+		Dial: addr.Control != "", Jitter: p.cfg.Jitter,
 		// Nanoseconds outrun the jobs of any actor that this one replaces.
 		FirstJob: session.JobID(p.now())})
 	if err != nil {
 		return nil, fmt.Errorf("peer %q: %w", addr.ID, err)
 	}
-	a := newActor(p, addr, configured, core)
-	p.peers[addr.ID] = a
-	p.wg.Go(a.run)
-	return a, nil
+	return newActor(p, addr, configured, core), nil
 }
 
 // forget ends the actor of a peer that came by itself and is dead.
