@@ -3,8 +3,9 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
-# Nothing of the caller's Go settings may change what is built here.
-export GOFLAGS :=
+# Nothing of the caller's build flags may change what is built here: not those of the
+# environment, and, because this is not empty, not those of Go's own settings file.
+export GOFLAGS := -buildvcs=auto
 export GOWORK := off
 # Some packages with C code use symbols that their own headers call deprecated.
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations

@@ -306,6 +306,35 @@ func TestProducerNeverBegins(t *testing.T) {
 	clean(t, producer, consumer)
 }
 
+// TestDrainAnswersWhatWaits: a producer's node that stops while a consumer waits for a
+// transfer that was never begun says so, and stops; neither waits for the drain's or the
+// request's end, which are a minute away.
+func TestDrainAnswersWhatWaits(t *testing.T) {
+	producer := startNode(t, "producer", func(c *config.Config) { c.Deadlines.DrainMS = 60_000 })
+	consumer := startNode(t, "consumer", withPeer("producer", producer.Addresses().Peer))
+	ready(t, consumer, "producer")
+	c := attach(t, consumer)
+	r := c.beginConsumer("a", text{"a", 300}, enginepb.Leg_PD, func(b *enginepb.BeginRequest) { b.DeadlineMs = 60_000 })
+	job := r.startLoad()
+	require.Eventually(t, func() bool { return producer.meeting.status().Jobs == 1 }, 30*time.Second, time.Millisecond)
+	stopped := make(chan struct{})
+	go func() {
+		producer.Close(context.Background())
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(30 * time.Second):
+		require.Fail(t, "the drain waits for what nobody can supply")
+	}
+	ev := r.wait(job)
+	lower(t, r, ev)
+	require.Equal(t, map[string]int{"refused": len(ev.Failures)}, causes(ev))
+	require.Contains(t, ev.Failures[0].Detail, "drain")
+	r.finish()
+	clean(t, consumer)
+}
+
 // TestParkedSupplyAges: supply that nobody fetches is let go after a while, and stays in
 // the tier for leg probe.
 func TestParkedSupplyAges(t *testing.T) {

@@ -192,6 +192,9 @@ func (m *meeting) status() (s join.Status) {
 	return m.join.Status()
 }
 
+// drain refuses what peers still wait for: no engine is left that could supply it.
+func (m *meeting) drain() { m.do(m.join.Drain) }
+
 // close lets everything go. Nothing is pushed any more.
 func (m *meeting) close() {
 	m.mu.Lock()

@@ -453,6 +453,9 @@ func (n *Node) openEngines(context.Context) error {
 		MessageBytesMax: int(b.MessageBytes), EventsWithin: eventsWithin,
 	}, n.log)
 	n.addresses.EngineSocket = n.cfg.EngineSocket
+	if abs, err := filepath.Abs(n.cfg.EngineSocket); err == nil { // for tools that run elsewhere
+		n.addresses.EngineSocket = abs
+	}
 	n.wg.Go(func() {
 		if err := n.engines.Serve(l); err != nil {
 			n.log.Error("the engine socket stopped", "error", err)
@@ -493,6 +496,7 @@ func (n *Node) Close(ctx context.Context) {
 	n.log.Info("draining")
 	// Engines first: their consumers still need the sessions.
 	n.engines.Close(ctx)
+	n.meeting.drain() // else the peers' demands for what was never begun keep the drain waiting
 	n.peers.Drain(ctx, "draining")
 	n.unwind()
 	n.log.Info("node stopped")

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -185,6 +186,9 @@ func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin,
 // readModule reads a file no further than a module may be long.
 func readModule(path string) ([]byte, error) {
 	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no file %s; build the module first, or correct the path, which is relative to the deployment file: %w", path, fs.ErrNotExist)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -412,7 +412,7 @@ func (c *Config) validateNumbers() error {
 		}
 	}
 	if b.ParkedBytes < 1 || b.ParkedBytes > c.SlabBytes {
-		return fmt.Errorf("bounds.parked_bytes is %d; it must be 1 to slab_bytes, %d", b.ParkedBytes, c.SlabBytes)
+		return fmt.Errorf("bounds.parked_bytes is %d; it must be 1 to slab_bytes, %d; 0 means half of that", b.ParkedBytes, c.SlabBytes)
 	}
 	return nil
 }

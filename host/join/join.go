@@ -239,6 +239,7 @@ type Join struct {
 	transfers map[string]*transfer
 	jobs      map[jobName]*job
 	deadlines deadlines // jobs with pending keys
+	draining  bool
 	parked    list.List // *entry, oldest first
 	bytes     uint64    // of parked
 	keys      int
@@ -610,6 +611,18 @@ func (j *Join) expire(x *job) {
 	j.flush(b, true)
 }
 
+// Drain says that nothing will be supplied any more: every key that a job waits for is
+// refused, and so is every later demand. What was bound before may still be sent.
+func (j *Join) Drain(now time.Duration) {
+	j.Tick(now)
+	j.draining = true
+	for len(j.deadlines) > 0 {
+		b := batch{}
+		j.refusePending(b, j.deadlines[0], sessionpb.Reason_REASON_DRAINING)
+		j.flush(b, true)
+	}
+}
+
 // Demand brings a job of a peer. An Answer tells at once what is known at once; the
 // deadline is that of the consumer's request.
 func (j *Join) Demand(now time.Duration, peer string, d session.Job) {
@@ -623,6 +636,9 @@ func (j *Join) Demand(now time.Duration, peer string, d session.Job) {
 	switch {
 	case over:
 		j.refuseAll(peer, &d, sessionpb.Reason_REASON_FINISHED)
+		return
+	case j.draining:
+		j.refuseAll(peer, &d, sessionpb.Reason_REASON_DRAINING)
 		return
 	case j.jobs[name] != nil, len(j.jobs) >= j.cfg.Limits.JobsMax, j.keys+len(d.Keys) > j.cfg.Limits.KeysMax,
 		t == nil && len(j.transfers) >= j.cfg.Limits.TransfersMax:

@@ -51,6 +51,31 @@ func TestLateDemand(t *testing.T) {
 	require.Zero(t, j.Status().Transfers)
 }
 
+// TestDrain: what jobs wait for is refused at once, later demands too, and what is bound
+// stays bound.
+func TestDrain(t *testing.T) {
+	j := newJoin()
+	require.NoError(t, j.Begin(0, "t", session.LegPD))
+	require.NoError(t, j.Supply(0, "t", toKeys([]int{0})))
+	j.Demand(1, "b", jobOf(1, "t", time.Hour, 0, 1))
+	j.Demand(1, "b", jobOf(2, "never begun", time.Hour, 2, 3))
+	require.Len(t, take[Answer](j), 1, "one key is available, the others wait")
+	j.Drain(2)
+	refused := map[session.JobID][]uint32{}
+	for _, a := range take[Answer](j) {
+		require.True(t, a.Answer.Last)
+		for _, r := range a.Answer.Refused {
+			require.Equal(t, sessionpb.Reason_REASON_DRAINING, r.Reason)
+			refused[a.Job] = append(refused[a.Job], r.Indices...)
+		}
+	}
+	require.Equal(t, map[session.JobID][]uint32{1: {1}, 2: {0, 1}}, refused)
+	j.Demand(3, "b", jobOf(3, "t", time.Hour, 0))
+	a := take[Answer](j)
+	require.Len(t, a, 1)
+	require.Equal(t, sessionpb.Reason_REASON_DRAINING, a[0].Answer.Refused[0].Reason)
+}
+
 // TestShed: the oldest parked keys make room for another transfer, all that are asked for
 // or none, and never what a job has bound.
 func TestShed(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -68,7 +69,14 @@ func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered
 	}
 	e, err := registry.Register(ctx, d, open, ro)
 	if err != nil {
-		return nil, errors.Join(err, loader.Close(context.WithoutCancel(ctx)))
+		if c := loader.Close(context.WithoutCancel(ctx)); c != nil {
+			err = errors.Join(err, c)
+		}
+		var refusal *registry.Refusal
+		if !errors.As(err, &refusal) {
+			err = fmt.Errorf("%s: %w", d.File(), err)
+		}
+		return nil, err
 	}
 	return &Registered{e, loader}, nil
 }

@@ -49,7 +49,7 @@ type Deployment struct {
 	// EngineParams of engines other than tierd.
 	EngineParams map[string]any `yaml:"engine_params" json:"engine_params,omitempty"`
 
-	dir string // of the file, for rules given as paths
+	file string // its path, for messages and for rules given as paths
 }
 
 // A Group is a set of layers that share a block table and a rule.
@@ -118,7 +118,7 @@ func Load(path string) (*Deployment, error) {
 // Parse parses a deployment file. name is its path: it appears in messages, and rules
 // given as relative paths are looked for beside it.
 func Parse(name string, data []byte) (*Deployment, error) {
-	d := &Deployment{dir: filepath.Dir(name)}
+	d := &Deployment{file: name}
 	if err := strictyaml.Decode(name, data, d); err != nil {
 		return nil, err
 	}
@@ -130,7 +130,10 @@ func Parse(name string, data []byte) (*Deployment, error) {
 }
 
 // Dir is the directory that relative rule paths are resolved in.
-func (d *Deployment) Dir() string { return d.dir }
+func (d *Deployment) Dir() string { return filepath.Dir(d.file) }
+
+// File is the path that the deployment was parsed under.
+func (d *Deployment) File() string { return d.file }
 
 func (d *Deployment) defaults() {
 	if len(d.Roles) == 0 {

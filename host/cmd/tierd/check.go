@@ -45,7 +45,12 @@ demand over the deployment's whole domain, with the planner that the daemon runs
 
 Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 2 could not decide.`,
-		Args: cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("%d files given; give one deployment file, as in: tierd check deployment.yaml", len(args))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := judge(cmd.Context(), args[0], state, seed, cmd.ErrOrStderr())
 			if err != nil {

@@ -32,7 +32,12 @@ SIGTERM, SIGINT   drain and stop, or give the check up; a second one stops at on
 SIGHUP            read the peers and the log level of the configuration again
 
 Exit status: 0 stopped as asked, 1 stopped at once by a second signal, 2 could not start.`,
-		Args: cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("%q is not expected; the configuration is given by a flag, as in: tierd serve -c %s", args[0], args[0])
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if path == "" {
 				return fmt.Errorf("no configuration is given; use -c node.yaml")

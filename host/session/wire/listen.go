@@ -48,13 +48,21 @@ func (p *Peers) Serve(lis net.Listener) error {
 		p.mu.Unlock()
 		return ErrClosed
 	}
-	p.stops = append(p.stops, srv.Stop)
+	p.stops = append(p.stops, func() { stopServer(srv, l.ConnectHello) })
 	p.mu.Unlock()
 	err := srv.Serve(&watchedListener{Listener: lis, p: p, first: first, most: int64(p.cfg.SessionsMax * connectionsPerSession)})
 	if errors.Is(err, grpc.ErrServerStopped) {
 		return nil
 	}
 	return err
+}
+
+// stopServer lets the streams end by themselves, so that the last words they carry go
+// out, and cuts what has not ended after limit.
+func stopServer(srv *grpc.Server, limit time.Duration) {
+	cut := time.AfterFunc(limit, srv.Stop)
+	defer cut.Stop()
+	srv.GracefulStop()
 }
 
 type server struct {
