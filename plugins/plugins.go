@@ -183,11 +183,20 @@ func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin,
 	return &Plugin{Spec: specs[i], Digest: m.Digest(), Source: path}, nil
 }
 
+// A missingError is the path of a module that is not there. It is an fs.ErrNotExist.
+type missingError string
+
+func (e missingError) Error() string {
+	return fmt.Sprintf("there is no file %s; build the module first, or correct the path, which is relative to the deployment file", string(e))
+}
+
+func (missingError) Unwrap() error { return fs.ErrNotExist }
+
 // readModule reads a file no further than a module may be long.
 func readModule(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no file %s; build the module first, or correct the path, which is relative to the deployment file: %w", path, fs.ErrNotExist)
+		return nil, missingError(path)
 	}
 	if err != nil {
 		return nil, err

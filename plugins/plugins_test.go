@@ -125,6 +125,7 @@ func TestReferencesThatDoNotOpen(t *testing.T) {
 		"window#window":    "rule window#window: not a shipped name; a path starts with ./, ../ or /, as in ./file.wasm#name",
 		"./text.wasm#x":    "rule ./text.wasm#x: wasm module " + at("text.wasm") + `: not WebAssembly: it starts with "hell", not "\x00asm"`,
 		"./large.wasm#x":   "rule ./large.wasm#x: wasm module " + at("large.wasm") + ": 8388609 bytes; at most 8388608 are allowed: build without debug information (-ldflags='-s -w') and without encoding/json",
+		"./none.wasm":      "rule ./none.wasm: there is no file " + at("none.wasm") + "; build the module first, or correct the path, which is relative to the deployment file",
 		"./":               "rule ./: " + dir + " is not a regular file",
 	} {
 		_, err := l.Open(context.Background(), ref)

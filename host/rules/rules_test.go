@@ -125,7 +125,7 @@ func TestWhatCannotBeOpened(t *testing.T) {
 		{"request-level", "request-level", "group sliding: rule request-level is a policy; a spec is needed here"},
 		{"window", "full", "policies[0]: rule full is a spec; a policy is needed here"},
 		{"full", "request-level", `group sliding: rule full takes no parameters, but "window" is given`},
-		{"./no.wasm#x", "request-level", "no such file or directory"},
+		{"./no.wasm#x", "request-level", "d.yaml: group sliding: rule ./no.wasm#x: there is no file no.wasm; build the module first, or correct the path, which is relative to the deployment file"},
 	} {
 		_, err := rules.Register(context.Background(), deployment(t, ".", 200, c.window, c.policy), rules.Options{StateDir: state})
 		require.ErrorContains(t, err, c.want)
