@@ -70,11 +70,11 @@ func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
 		d.Edges = append(d.Edges, "useful (shared prefixes)")
 	}
 	for i := range m.Groups {
-		d.PeriodTokens = lcm(d.PeriodTokens, m.Groups[i].ChunkTokens)
+		d.PeriodTokens = plan.LCM(d.PeriodTokens, m.Groups[i].ChunkTokens)
 	}
 	for i := range s.Groups {
 		if c := &s.Groups[i]; c.Manifest.Mask == abi.MaskChunk || c.Manifest.Mask == abi.MaskLatent {
-			d.PeriodTokens = lcm(d.PeriodTokens, max(1, c.Params[c.Manifest.Param(c.Manifest.MaskArgs[0])]))
+			d.PeriodTokens = plan.LCM(d.PeriodTokens, max(1, c.Params[c.Manifest.Param(c.Manifest.MaskArgs[0])]))
 		}
 	}
 	d.EdgeExhaustive = d.PeriodTokens <= residuesMax
@@ -160,18 +160,6 @@ func (d *Domain) Lines() []string {
 			d.EdgeLengths, where, d.PeriodTokens, d.Drawn, d.Seed, strings.Join(d.Edges, ", ")),
 		fmt.Sprintf("every lookup table of 1 to %d chunks, and long ones: %s", d.TableChunks, strings.Join(d.Tables, ", ")),
 	}
-}
-
-func lcm(a, b uint64) uint64 {
-	x, y := a, b
-	for y != 0 {
-		x, y = y, x%y
-	}
-	hi, lo := bits.Mul64(a/x, b)
-	if hi != 0 {
-		return 1 << 62 // longer than any prompt: no period
-	}
-	return lo
 }
 
 // rng is a small generator (splitmix64), so that drawn cases depend on the seed alone.

@@ -87,7 +87,7 @@ func (w *worker) floor(n uint64) uint64 {
 	}
 	l := uint64(1)
 	for i := range w.model().Groups {
-		l = lcm(l, w.model().Groups[i].ChunkTokens)
+		l = plan.LCM(l, w.model().Groups[i].ChunkTokens)
 	}
 	return n / l * l
 }

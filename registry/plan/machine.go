@@ -289,7 +289,7 @@ func has(b abi.Bitmap, c uint64) bool { return c < uint64(len(b))*64 && b.Get(in
 func (m *Machine) longestReuse() (uint64, error) {
 	edge := uint64(1)
 	for g := range m.groups {
-		edge = lcm(edge, m.p.m.Groups[g].ChunkTokens)
+		edge = LCM(edge, m.p.m.Groups[g].ChunkTokens)
 	}
 	top := m.start.PromptTokens - 1
 	k, _, err := m.lastGood(0, top/edge, func(k uint64) uint64 { return k * edge })
@@ -351,9 +351,10 @@ func (m *Machine) reusable(n uint64) (ok, gap bool, err error) {
 	return true, false, nil
 }
 
-// lcm is the least common multiple; a chunk is far from overflowing it in practice, and
-// when it does overflow, any large number is as good.
-func lcm(a, b uint64) uint64 {
+// LCM returns the least common multiple of two positive token counts: where chunks of both
+// sizes end. When it is too large for 64 bits it returns abi.MaxTokens, which no prompt
+// reaches either.
+func LCM(a, b uint64) uint64 {
 	x, y := a, b
 	for y != 0 {
 		x, y = y, x%y
