@@ -34,6 +34,19 @@ func (b Bitmap) SetRange(lo, hi int) {
 	}
 }
 
+// SetEvery sets the bits lo <= i < hi, the same range step further right, and so on, of
+// all of them those with 0 <= i < n. lo may be negative; step is at least 1.
+func (b Bitmap) SetEvery(lo, hi, step, n int) {
+	for ; lo < n; lo, hi = lo+step, hi+step {
+		first, last := max(lo, 0), min(hi, n)-1
+		if w := first >> 6; last>>6 == w && first <= last {
+			b[w] |= ^uint64(0) << (uint(first) & 63) & (^uint64(0) >> (^uint(last) & 63))
+		} else {
+			b.SetRange(first, last+1)
+		}
+	}
+}
+
 // UnsetRange clears the bits lo <= i < hi; it does nothing when hi <= lo.
 func (b Bitmap) UnsetRange(lo, hi int) {
 	for lo < hi {

@@ -1,6 +1,7 @@
 package abi
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -183,5 +184,21 @@ func FuzzBitmapDecodeWire(f *testing.F) {
 			require.Equal(t, append([]byte{}, in...), b.AppendWire([]byte{}, n))
 			require.Equal(t, -1, b.Next(n))
 		}
+	})
+}
+
+func TestSetEveryAgainstSetRange(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(0, 400).Draw(t, "n")
+		got := drawSet(t, n, "set").bitmap()
+		want := slices.Clone(got)
+		lo := rapid.IntRange(-150, n+1).Draw(t, "lo")
+		hi := lo + rapid.IntRange(-1, 150).Draw(t, "width")
+		step := rapid.IntRange(1, 130).Draw(t, "step")
+		got.SetEvery(lo, hi, step, n)
+		for at := 0; lo+at < n; at += step {
+			want.SetRange(max(lo+at, 0), min(hi+at, n))
+		}
+		require.Equal(t, want, got)
 	})
 }

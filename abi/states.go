@@ -119,7 +119,11 @@ func (t States) First(c Class, lo, hi int) int {
 		if m != 0 {
 			return min(lo+bits.TrailingZeros64(m)/2, hi)
 		}
+		w, whole := t[lo>>5], lo&31 == 0
 		lo = lo&^31 + 32
+		for whole && lo < hi && t[lo>>5] == w { // tables are mostly long runs of one state
+			lo += 32
+		}
 	}
 	return hi
 }
@@ -132,7 +136,11 @@ func (t States) Last(c Class, lo, hi int) int {
 		if m != 0 {
 			return max(i-bits.LeadingZeros64(m)/2, lo-1)
 		}
+		w, whole := t[i>>5], i&31 == 31
 		hi = i &^ 31
+		for whole && lo < hi && t[hi>>5-1] == w {
+			hi -= 32
+		}
 	}
 	return lo - 1
 }

@@ -31,7 +31,7 @@ func table(s []State) States {
 
 func TestStatesWordsAgainstEntries(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.IntRange(0, 200).Draw(t, "n")
+		n := rapid.IntRange(0, 600).Draw(t, "n")
 		s := drawTable(t, n)
 		w := table(s)
 		lo, hi := drawRange(t, n)

@@ -51,3 +51,13 @@ func (s *shelf) put(c chunks) {
 		s.out.SetRange(int(lo-s.base), int(hi-s.base))
 	}
 }
+
+// putEvery sets the chunks c, those that lie step further, and so on, as far as they are
+// on the shelf.
+func (s *shelf) putEvery(c chunks, step uint64) {
+	if c.lo >= s.hi {
+		return
+	}
+	lo, hi, end := int(c.lo)-int(s.base), int(c.hi)-int(s.base), int(s.hi)-int(s.base)
+	s.out.SetEvery(lo, hi, int(step), end)
+}

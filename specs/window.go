@@ -43,7 +43,7 @@ func (w *window) tail(n, chunkTokens uint64) chunks {
 func (w *window) Reach(r abi.Round, out abi.Bitmap) error {
 	s := newShelf(&r, out)
 	s.put(w.tail(r.ResumeTokens, r.ChunkTokens))
-	if r.JunctionTokens <= r.StoredTokens {
+	if n := r.JunctionTokens; 0 < n && n <= r.StoredTokens {
 		s.put(w.tail(r.JunctionTokens, r.ChunkTokens))
 	}
 	switch {
@@ -52,16 +52,15 @@ func (w *window) Reach(r abi.Round, out abi.Bitmap) error {
 		last := r.StoredTokens / r.AlignTokens * r.AlignTokens
 		s.put(chunks{0, (last + r.ChunkTokens - 1) / r.ChunkTokens})
 	default:
-		// Start at the first point whose tail can reach into the range asked for, and
-		// end at the first whose tail lies behind it: no more steps than chunks.
+		// A point is a multiple of the chunk, so from point to point the tail moves by the
+		// same number of chunks. Start with the first that can reach into the range asked
+		// for: no more steps than chunks.
 		first := max(1, s.lo*r.ChunkTokens/r.AlignTokens)
-		for n := first * r.AlignTokens; n <= r.StoredTokens; n += r.AlignTokens {
-			t := w.tail(n, r.ChunkTokens)
-			if t.lo >= s.hi {
-				break
-			}
-			s.put(t)
+		t, step := w.tail(first*r.AlignTokens, r.ChunkTokens), r.AlignTokens/r.ChunkTokens
+		if first*r.AlignTokens > r.StoredTokens {
+			break
 		}
+		s.putEvery(t, step)
 	}
 	return nil
 }
