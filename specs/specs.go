@@ -53,11 +53,10 @@ func (s *shelf) put(c chunks) {
 }
 
 // putEvery sets the chunks c, those that lie step further, and so on, as far as they are
-// on the shelf.
-func (s *shelf) putEvery(c chunks, step uint64) {
-	if c.lo >= s.hi {
-		return
+// below end and on the shelf.
+func (s *shelf) putEvery(c chunks, step, end uint64) {
+	if end = min(end, s.hi); c.lo < end {
+		base := int(s.base)
+		s.out.SetEvery(int(c.lo)-base, int(c.hi)-base, int(step), int(end)-base)
 	}
-	lo, hi, end := int(c.lo)-int(s.base), int(c.hi)-int(s.base), int(s.hi)-int(s.base)
-	s.out.SetEvery(lo, hi, int(step), end)
 }

@@ -55,12 +55,9 @@ func (w *window) Reach(r abi.Round, out abi.Bitmap) error {
 		// A point is a multiple of the chunk, so from point to point the tail moves by the
 		// same number of chunks. Start with the first that can reach into the range asked
 		// for: no more steps than chunks.
-		first := max(1, s.lo*r.ChunkTokens/r.AlignTokens)
-		t, step := w.tail(first*r.AlignTokens, r.ChunkTokens), r.AlignTokens/r.ChunkTokens
-		if first*r.AlignTokens > r.StoredTokens {
-			break
-		}
-		s.putEvery(t, step)
+		first := max(1, s.lo*r.ChunkTokens/r.AlignTokens) * r.AlignTokens
+		last := r.StoredTokens / r.AlignTokens * r.AlignTokens
+		s.putEvery(w.tail(first, r.ChunkTokens), r.AlignTokens/r.ChunkTokens, last/r.ChunkTokens)
 	}
 	return nil
 }
