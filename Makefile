@@ -113,7 +113,7 @@ proto: ## generate the Go code of the .proto files again (needs protoc)
 	@command -v protoc >/dev/null || { echo "protoc is missing: install the package protobuf-compiler"; exit 1; }
 	GOBIN=$(CURDIR)/$(BUILD)/bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 	GOBIN=$(CURDIR)/$(BUILD)/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
-	@set -e; for p in host/engine/enginepb/engine host/session/sessionpb/session; do \
+	@set -e; for p in host/engine/enginepb/engine host/session/sessionpb/session abi/kvpb/kv; do \
 		echo "protoc $$p.proto"; \
 		(cd $$(dirname $$p) && PATH="$(CURDIR)/$(BUILD)/bin:$$PATH" protoc --go_out=. --go_opt=paths=source_relative \
 			--go-grpc_out=. --go-grpc_opt=paths=source_relative $$(basename $$p).proto); \

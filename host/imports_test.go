@@ -41,8 +41,12 @@ var mayImport = map[string][]string{
 	"examples":        {"abi"},
 }
 
-// stdlibOnly are directories that import nothing from other modules.
-var stdlibOnly = []string{"abi", "specs", "registry/plan", "registry/check", "examples"}
+// stdlibOnly are directories that import nothing from other modules; grpcToo are those
+// below them that are the subprocess ABI, which no other code below them imports.
+var (
+	stdlibOnly = []string{"abi", "specs", "registry/plan", "registry/check", "examples"}
+	grpcToo    = []string{"abi/kvpb", "abi/serve"}
+)
 
 // pure are directories without clock, randomness or goroutines of their own; impure are
 // directories below them that do what the pure ones are spared: the session's streams,
@@ -136,7 +140,10 @@ func TestImportRules(t *testing.T) {
 				if owner(dir) != own && !within(dir, mayImport[own]) {
 					t.Errorf("%s imports %s; %s may import only %v of this module", f.path, dir, own, mayImport[own])
 				}
-			case strings.Contains(first, ".") && within(f.dir, stdlibOnly):
+				if own == "abi" && within(dir, grpcToo) && !within(f.dir, grpcToo) {
+					t.Errorf("%s imports %s; a rule that is a module must not carry gRPC", f.path, dir)
+				}
+			case strings.Contains(first, ".") && within(f.dir, stdlibOnly) && !within(f.dir, grpcToo):
 				t.Errorf("%s imports %s; %s imports only the standard library and abi", f.path, imp, own)
 			}
 		}
