@@ -3,11 +3,16 @@
 //	window                  a rule that ships with tierd, from the embedded module
 //	./file.wasm#name        a rule of a WebAssembly module, relative to Options.BaseDir
 //	./file.wasm             the same, when the module holds one rule only
-//	exec:./path#name        a subprocess; this build does not open it yet
+//	exec:./path#name        a rule of a program that runs as a subprocess
+//	exec:./path             the same, when the program serves one rule only
 //	oci:ref@digest#name     an OCI artifact; this build does not open it yet
 //
-// Every reference ends in an abi.Spec and the digest of the bytes that serve it. What
-// the rule does is not judged here: that is the registry's work.
+// Every reference ends in an abi.Spec and the digest of the bytes that serve it: of the
+// module, or of the program's file. What the rule does is not judged here: that is the
+// registry's work.
+//
+// A module cannot do more than answer. A program is native code that runs with the rights
+// of this process, and is fenced in against mistakes only: see package proc.
 package plugins
 
 import (
@@ -17,6 +22,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +31,7 @@ import (
 	"time"
 
 	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/plugins/proc"
 	"github.com/tierd/tierd/plugins/wasm"
 	"github.com/tierd/tierd/specs/module"
 )
@@ -47,13 +54,15 @@ type Options struct {
 	CacheDir    string
 	CallTimeout time.Duration
 	PoolMax     int
+	// Log gets what programs print, and their failures; nil means nowhere.
+	Log *slog.Logger
 }
 
 // A Plugin is an opened reference.
 type Plugin struct {
 	// Spec is the rule before its parameters are chosen.
 	Spec abi.Spec
-	// Digest is "sha256:" and the digest of the module's bytes.
+	// Digest is "sha256:" and the digest of the module's or the program's bytes.
 	Digest string
 	// Source says where the bytes came from: Shipped, or the path of a file.
 	Source string
@@ -82,12 +91,14 @@ func Open(ctx context.Context, ref string, o Options) (*Plugin, error) {
 }
 
 // A Loader opens the references of one deployment. References to the same bytes share
-// one module, whatever path they came by. It is safe for concurrent use.
+// one module, whatever path they came by; references to the same path share one program.
+// It is safe for concurrent use.
 type Loader struct {
 	options Options
 
-	mu      sync.Mutex
-	modules map[loadKey]*wasm.Module
+	mu       sync.Mutex
+	modules  map[loadKey]*wasm.Module
+	programs map[string]*proc.Program // by path
 }
 
 // A loadKey tells modules apart: the embedded one is trusted, and the same bytes from
@@ -99,10 +110,10 @@ type loadKey struct {
 
 // NewLoader returns a loader that has loaded nothing yet.
 func NewLoader(o Options) *Loader {
-	return &Loader{options: o, modules: map[loadKey]*wasm.Module{}}
+	return &Loader{options: o, modules: map[loadKey]*wasm.Module{}, programs: map[string]*proc.Program{}}
 }
 
-// Close closes every module. The rules that came from them must no longer be used.
+// Close closes every module and ends every program. The rules that came from them must no longer be used.
 func (l *Loader) Close(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,15 +125,23 @@ func (l *Loader) Close(ctx context.Context) error {
 		}
 		delete(l.modules, key)
 	}
+	for path, p := range l.programs {
+		if err := p.Close(ctx); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(l.programs, path)
+	}
 	return errors.Join(errs...)
 }
 
 // Open opens one reference.
 func (l *Loader) Open(ctx context.Context, ref string) (*Plugin, error) {
-	for _, scheme := range []string{"exec:", "oci:"} {
-		if strings.HasPrefix(ref, scheme) {
-			return nil, fmt.Errorf("rule %s: references that start with %s are %w; give a shipped name or ./file.wasm#name", ref, scheme, ErrUnsupported)
-		}
+	if strings.HasPrefix(ref, "oci:") {
+		return nil, fmt.Errorf("rule %s: references that start with oci: are %w; give a shipped name, ./file.wasm#name or exec:./path#name", ref, ErrUnsupported)
+	}
+	if program, ok := strings.CutPrefix(ref, "exec:"); ok {
+		return l.openProgram(ctx, ref, program)
 	}
 	path, name, named := strings.Cut(ref, "#")
 	switch {
@@ -154,7 +173,7 @@ func (l *Loader) openShipped(ctx context.Context, name string) (*Plugin, error) 
 			return &Plugin{Spec: s, Digest: m.Digest(), Source: Shipped}, nil
 		}
 	}
-	names := ruleNames(m)
+	names := ruleNames(m.Specs())
 	return nil, fmt.Errorf("rule %s: no shipped rule has this name; did you mean %s? Shipped: %s", name, nearest(name, names), strings.Join(names, ", "))
 }
 
@@ -170,17 +189,46 @@ func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin,
 	if err != nil {
 		return nil, fmt.Errorf("rule %s: %w", ref, err)
 	}
-	specs, names := m.Specs(), ruleNames(m)
-	i := 0
-	switch {
-	case name != "":
-		if i = slices.Index(names, name); i < 0 {
-			return nil, fmt.Errorf("rule %s: the module holds no rule %s; did you mean %s? It holds: %s", ref, name, nearest(name, names), strings.Join(names, ", "))
-		}
-	case len(specs) > 1:
-		return nil, fmt.Errorf("rule %s: the module holds %d rules; add #name, one of: %s", ref, len(specs), strings.Join(names, ", "))
+	spec, err := choose(m.Specs(), name, "module")
+	if err != nil {
+		return nil, fmt.Errorf("rule %s: %w", ref, err)
 	}
-	return &Plugin{Spec: specs[i], Digest: m.Digest(), Source: path}, nil
+	return &Plugin{Spec: spec, Digest: m.Digest(), Source: path}, nil
+}
+
+func (l *Loader) openProgram(ctx context.Context, ref, program string) (*Plugin, error) {
+	path, name, named := strings.Cut(program, "#")
+	switch {
+	case path == "" || named && name == "":
+		return nil, fmt.Errorf("rule %q: empty; give exec:./path#name", ref)
+	case !isPath(path):
+		return nil, fmt.Errorf("rule %s: the path after exec: starts with ./, ../ or /, as in exec:./path#name", ref)
+	case !filepath.IsAbs(path):
+		path = filepath.Join(l.options.BaseDir, path)
+	}
+	p, err := l.run(ctx, path)
+	if err != nil {
+		return nil, fmt.Errorf("rule %s: %w", ref, err)
+	}
+	spec, err := choose(p.Specs(), name, "program")
+	if err != nil {
+		return nil, fmt.Errorf("rule %s: %w", ref, err)
+	}
+	return &Plugin{Spec: spec, Digest: p.Digest(), Source: path}, nil
+}
+
+// choose returns the spec of a name, or the only one when there is no name.
+func choose(specs []abi.Spec, name, what string) (abi.Spec, error) {
+	names := ruleNames(specs)
+	switch i := slices.Index(names, name); {
+	case i >= 0:
+		return specs[i], nil
+	case name != "":
+		return nil, fmt.Errorf("the %s holds no rule %s; did you mean %s? It holds: %s", what, name, nearest(name, names), strings.Join(names, ", "))
+	case len(specs) > 1:
+		return nil, fmt.Errorf("the %s holds %d rules; add #name, one of: %s", what, len(specs), strings.Join(names, ", "))
+	}
+	return specs[0], nil
 }
 
 // A missingError is the path of a module that is not there. It is an fs.ErrNotExist.
@@ -232,9 +280,24 @@ func (l *Loader) load(ctx context.Context, source string, bytes []byte, trusted 
 	return m, nil
 }
 
-func ruleNames(m *wasm.Module) []string {
+// run starts a program, or returns the one that runs.
+func (l *Loader) run(ctx context.Context, path string) (*proc.Program, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p := l.programs[path]; p != nil {
+		return p, nil
+	}
+	p, err := proc.Load(ctx, path, proc.Options{Log: l.options.Log})
+	if err != nil {
+		return nil, err
+	}
+	l.programs[path] = p
+	return p, nil
+}
+
+func ruleNames(specs []abi.Spec) []string {
 	var names []string
-	for _, s := range m.Specs() {
+	for _, s := range specs {
 		names = append(names, s.Manifest().Name)
 	}
 	return names

@@ -2,9 +2,12 @@ package plugins
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -14,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/plugins/proc"
 	"github.com/tierd/tierd/plugins/wasm"
 	"github.com/tierd/tierd/specs"
 	"github.com/tierd/tierd/specs/module"
@@ -116,8 +120,14 @@ func TestReferencesThatDoNotOpen(t *testing.T) {
 		"":                 `rule "": empty; give a shipped name or ./file.wasm#name`,
 		"#window":          `rule "#window": empty; give a shipped name or ./file.wasm#name`,
 		"./x.wasm#":        `rule "./x.wasm#": empty; give a shipped name or ./file.wasm#name`,
-		"exec:./p#x":       "rule exec:./p#x: references that start with exec: are not supported by this build; give a shipped name or ./file.wasm#name",
-		"oci:r@sha256:0#x": "rule oci:r@sha256:0#x: references that start with oci: are not supported by this build; give a shipped name or ./file.wasm#name",
+		"oci:r@sha256:0#x": "rule oci:r@sha256:0#x: references that start with oci: are not supported by this build; give a shipped name, ./file.wasm#name or exec:./path#name",
+		"exec:":            `rule "exec:": empty; give exec:./path#name`,
+		"exec:./p#":        `rule "exec:./p#": empty; give exec:./path#name`,
+		"exec:#x":          `rule "exec:#x": empty; give exec:./path#name`,
+		"exec:p#x":         "rule exec:p#x: the path after exec: starts with ./, ../ or /, as in exec:./path#name",
+		"exec:./p#x":       "rule exec:./p#x: there is no file " + at("p") + "; build the program first, or correct the path, which is relative to the deployment file",
+		"exec:./#x":        "rule exec:./#x: " + dir + " is not a regular file",
+		"exec:./text.wasm": "rule exec:./text.wasm: " + at("text.wasm") + " has the mode -rw-r--r-- and cannot be run; chmod +x it",
 		"windo":            "rule windo: no shipped rule has this name; did you mean window? Shipped: " + shippedNames(),
 		"chunklevel":       "rule chunklevel: no shipped rule has this name; did you mean chunk-level? Shipped: " + shippedNames(),
 		"x.wasm":           "rule x.wasm: not a shipped name; a path starts with ./, ../ or /, as in ./file.wasm#name",
@@ -131,12 +141,59 @@ func TestReferencesThatDoNotOpen(t *testing.T) {
 		_, err := l.Open(context.Background(), ref)
 		require.EqualError(t, err, want, ref)
 	}
-	_, err := l.Open(context.Background(), "exec:x")
+	_, err := l.Open(context.Background(), "oci:x")
 	require.ErrorIs(t, err, ErrUnsupported)
 	_, err = l.Open(context.Background(), "./none.wasm")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = Open(context.Background(), "./none.wasm", Options{BaseDir: dir})
 	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// TestProgram: a rule of a program, by every way to write the reference.
+func TestProgram(t *testing.T) {
+	dir, err := os.MkdirTemp("", "p")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
+	build := exec.Command("go", "build", "-o", filepath.Join(dir, "rules"), "./proc/testdata/rogue")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.NoError(t, os.Symlink(filepath.Join(dir, "rules"), filepath.Join(dir, "sub", "link")))
+	bytes, err := os.ReadFile(filepath.Join(dir, "rules"))
+	require.NoError(t, err)
+
+	l := loader(t, Options{BaseDir: filepath.Join(dir, "sub")})
+	for ref, want := range map[string][2]string{
+		"exec:../rules#window":                            {"window", filepath.Join(dir, "rules")},
+		"exec:./../rules#full":                            {"full", filepath.Join(dir, "rules")},
+		"exec:./link#request-level":                       {"request-level", filepath.Join(dir, "sub", "link")},
+		"exec:" + filepath.Join(dir, "rules") + "#window": {"window", filepath.Join(dir, "rules")},
+	} {
+		p, err := l.Open(context.Background(), ref)
+		require.NoError(t, err, ref)
+		require.Equal(t, want, [2]string{p.Spec.Manifest().Name, p.Source}, ref)
+		require.Equal(t, fmt.Sprintf("sha256:%x", sha256.Sum256(bytes)), p.Digest)
+	}
+	require.Len(t, l.programs, 2, "one process a path")
+	for ref, want := range map[string]string{
+		"exec:../rules":     "rule exec:../rules: the program holds 3 rules; add #name, one of: window, full, request-level",
+		"exec:../rules#ful": "rule exec:../rules#ful: the program holds no rule ful; did you mean full? It holds: window, full, request-level",
+	} {
+		_, err := l.Open(context.Background(), ref)
+		require.EqualError(t, err, want)
+	}
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "mode"), []byte("lie: nothing"), 0o600)) // serves one rule
+	p, err := Open(context.Background(), "exec:./rules", Options{BaseDir: dir})
+	require.NoError(t, err)
+	r, err := p.Spec.Open(nil)
+	require.NoError(t, err)
+	require.NoError(t, p.Close(context.Background()))
+	require.ErrorIs(t, r.Reach(abi.Round{BlockTokens: 1, ChunkTokens: 1}, nil), proc.ErrClosed)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "mode"), []byte("exit"), 0o600))
+	_, err = Open(context.Background(), "exec:./rules", Options{BaseDir: dir})
+	var dead *proc.CallError
+	require.ErrorAs(t, err, &dead)
 }
 
 func shippedNames() string {
