@@ -203,7 +203,7 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 	edges := lengths{len(r.domain.edges), r.domain.edges}
 	stages := []stage{
 		{edges, 16, (*worker).pure},
-		{lengths{1, []uint64{1}}, 1, (*worker).states},
+		{lengths{len(r.subject.Groups) * (tableUnits() + 1), nil}, 1, (*worker).states},
 		{lengths{int(r.subject.MaxTokens), nil}, 256, (*worker).sweep},
 		{edges, 8, (*worker).arrivals},
 		{edges, 8, (*worker).consumers},

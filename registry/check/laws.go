@@ -166,20 +166,37 @@ func (w *worker) pureNeed(rule, fresh abi.SpecRule, r abi.Round) (string, error)
 	return "", nil
 }
 
-// states judges the laws on lookup states for every group: all tables of a few chunks,
-// and long ones that are uniform, with one hole, or drawn.
-func (w *worker) states(uint64) (*Counterexample, error) {
-	for g := range w.model().Groups {
-		for n := 1; n <= tableChunks; n++ {
-			t := abi.NewStates(n)
-			for code := range 1 << (2 * n) {
-				t[0] = uint64(code)
-				if ce, err := w.tableAt(g, n, t); ce != nil || err != nil {
-					return ce, err
-				}
-			}
-		}
-		if ce, err := w.longTables(g); ce != nil || err != nil {
+// tablesPerUnit is how many of the short tables one worker judges at a time: few enough
+// that all workers have some, also those of a rule that wants many callers at once.
+const tablesPerUnit = 64
+
+// tableUnits is how many units the short tables of one group are: 4^n of each length n.
+func tableUnits() (units int) {
+	for n := 1; n <= tableChunks; n++ {
+		units += unitsOf(n)
+	}
+	return units
+}
+
+func unitsOf(n int) int { return (1<<(2*n) + tablesPerUnit - 1) / tablesPerUnit }
+
+// states judges the laws on lookup states: all tables of a few chunks, and long ones that
+// are uniform, with one hole, or drawn. Units count from 1: for each group those of the
+// short tables by length, and then one for the long ones.
+func (w *worker) states(unit uint64) (*Counterexample, error) {
+	perGroup := tableUnits() + 1
+	g, u := int(unit-1)/perGroup, int(unit-1)%perGroup
+	if u == perGroup-1 {
+		return w.longTables(g)
+	}
+	n := 1
+	for ; u >= unitsOf(n); n++ {
+		u -= unitsOf(n)
+	}
+	t := abi.NewStates(n)
+	for code := u * tablesPerUnit; code < min((u+1)*tablesPerUnit, 1<<(2*n)); code++ {
+		t[0] = uint64(code)
+		if ce, err := w.tableAt(g, n, t); ce != nil || err != nil {
 			return ce, err
 		}
 	}
