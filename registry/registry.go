@@ -13,6 +13,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/tierd/tierd/abi"
@@ -260,13 +261,18 @@ func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) er
 	for i := range d.Groups {
 		s.Groups = append(s.Groups, check.Claim{Manifest: e.rules[i].spec.Manifest(), Params: e.rules[i].values})
 	}
+	// An instance of its own makes calls cheaper for as many workers as run at a time; more
+	// of them, which wait for a process most of the time, share.
+	pins := 2 * runtime.GOMAXPROCS(0) // a worker opens the rules twice
 	s.Open = func() (plan.Model, func(), error) {
-		m, err := e.model(true)
+		pins--
+		m, err := e.model(pins >= 0)
 		if err != nil {
 			return plan.Model{}, nil, err
 		}
 		return m.Model, m.release, nil
 	}
+	o.Check.Workers = e.workers(o.Check.Workers)
 	began := clock()
 	rep, err := check.Run(ctx, s, o.Check)
 	if err != nil {
@@ -289,6 +295,29 @@ func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) er
 	}
 	e.Verdict = v
 	return nil
+}
+
+// A concurrent rule says how many callers at once suit it, such as one whose calls travel
+// to a process together.
+type concurrent interface{ Concurrency() int }
+
+// workers returns how many workers the check should have: n, or as many as suit a rule. The
+// verdict does not depend on it.
+func (e *Entry) workers(n int) int {
+	m := e.Model()
+	rules := make([]abi.Rule, 0, len(e.rules))
+	for i := range m.Groups {
+		rules = append(rules, m.Groups[i].Rule)
+	}
+	for i := range m.Policies {
+		rules = append(rules, m.Policies[i].Rule)
+	}
+	for _, r := range rules {
+		if c, ok := r.(concurrent); ok && c.Concurrency() > max(n, runtime.GOMAXPROCS(0)) {
+			n = c.Concurrency()
+		}
+	}
+	return n
 }
 
 func has(list []string, s string) bool {
