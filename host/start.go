@@ -55,7 +55,7 @@ func (e *Stopped) Unwrap() error { return e.Cause }
 func Start(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Node, error) {
 	return start(ctx, cfg, log, func(ctx context.Context, d *deploy.Deployment, progress func(done, total int)) (*registry.Entry, func() error, error) {
 		// The seed is the zero value's, which is that of tierd check: its verdict is ours.
-		r, err := rules.Register(ctx, d, rules.Options{StateDir: cfg.StateDir, Check: check.Options{Progress: progress}})
+		r, err := rules.Register(ctx, d, rules.Options{StateDir: cfg.StateDir, Check: check.Options{Progress: progress}, Log: log})
 		if err != nil {
 			return nil, nil, err
 		}

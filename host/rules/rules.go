@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -31,6 +32,8 @@ type Options struct {
 	// StateDir keeps accepted verdicts, and compiled modules beside them; empty = none.
 	StateDir string
 	Check    check.Options
+	// Log gets what rules that are programs print, and their failures; nil = nowhere.
+	Log *slog.Logger
 }
 
 // A Registered deployment. Close it after the last use of its rules.
@@ -46,7 +49,7 @@ func (r *Registered) Close(ctx context.Context) error { return r.loader.Close(ct
 // rules, deployment and executable is kept. A refusal is a *registry.Refusal; any other
 // error means that there is no verdict.
 func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered, error) {
-	po := plugins.Options{BaseDir: d.Dir()}
+	po := plugins.Options{BaseDir: d.Dir(), Log: o.Log}
 	if o.Check.Seed == 0 {
 		o.Check.Seed = DefaultSeed
 	}
