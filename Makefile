@@ -16,7 +16,7 @@ STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(BUILD)/bin/staticcheck-$(STATICCHECK_VERSION)
 # Directories with Go code; each directory under MODULES is a module of its own.
 CODE := abi specs registry plugins gpu host
-MODULES := examples/rule-go examples/short-tail
+MODULES := examples/rule-go examples/short-tail examples/window-proc
 SHORT_TAIL := examples/demo/refused/short-tail.wasm
 # How long `make fuzz` runs each fuzz test.
 FUZZTIME ?= 10s
