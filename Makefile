@@ -16,8 +16,12 @@ STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(BUILD)/bin/staticcheck-$(STATICCHECK_VERSION)
 # Directories with Go code; each directory under MODULES is a module of its own.
 CODE := abi specs registry plugins gpu host
-MODULES := examples/rule-go examples/short-tail examples/window-proc
+MODULES := examples/window-go examples/policy-go examples/short-tail examples/window-proc
 SHORT_TAIL := examples/demo/refused/short-tail.wasm
+# Where `make guests` leaves the rules of the examples.
+GUESTS := $(BUILD)/guests
+GUESTS_GO := window-go policy-go short-tail
+ASC := $(CURDIR)/$(BUILD)/as/node_modules/.bin/asc
 # How long `make fuzz` runs each fuzz test.
 FUZZTIME ?= 10s
 # What `make soak` plays.
@@ -43,20 +47,31 @@ wasm: ## build the demo's rule that ships as a wasm file
 	cd examples/short-tail && GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 go build -buildmode=c-shared -trimpath \
 		-buildvcs=false -ldflags='-s -w' -o ../demo/refused/short-tail.wasm .
 
+# The examples' rules in four languages. Tests that need them are skipped where they are
+# not built, and `make test` says that they must be.
+.PHONY: guests
+guests: need-go need-clang need-rust $(ASC) ## build the rules of the examples, in Go, C, Rust and AssemblyScript
+	@mkdir -p $(GUESTS)
+	@set -e; for g in $(GUESTS_GO); do $(MAKE) --no-print-directory -B -C examples/$$g WASM=$(CURDIR)/$(GUESTS)/$$g.wasm; done
+	@for g in window-c window-rust window-as; do \
+		$(MAKE) --no-print-directory -C examples/$$g WASM=$(CURDIR)/$(GUESTS)/$$g.wasm ASC=$(ASC) || exit 1; done
+
 .PHONY: test
-test: need-go need-gcc fmt-check vet staticcheck wasm test-go test-modules test-e2e ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
+test: export TIERD_GUESTS := required
+test: need-go need-gcc fmt-check vet staticcheck wasm guests test-go test-modules test-e2e ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
 
 .PHONY: test-go
 test-go: need-gcc wasm
 	go test -race -timeout 9m $$(go list ./... | grep -v -e /host/e2e -e /host/rules)
 
 # Without the race detector, under which compiling and running WebAssembly takes ten
-# times as long: whole checks with rules as modules (their pool is tested for races in
+# times as long: the small domain in four languages, whole checks with rules as modules (their pool is tested for races in
 # plugins/wasm), then the real processes. Those run alone, because they measure
 # themselves against deadlines of less than a second, which other tests on the same two
 # cores would eat.
 .PHONY: test-e2e
 test-e2e: wasm
+	go test -timeout 9m ./plugins/wasm -run Twins
 	go test -timeout 9m ./host/rules
 	go test -timeout 9m ./host/e2e
 
@@ -142,3 +157,35 @@ need-gcc:
 	else \
 		echo "gcc is missing, and the race detector needs it: install gcc and the C library's headers"; exit 1; \
 	fi
+
+.PHONY: need-clang
+need-clang:
+	@command -v $${CLANG:-clang} >/dev/null && command -v wasm-ld >/dev/null && exit 0; \
+	$(call install,clang with its linker for WebAssembly,clang lld,install clang and lld)
+
+.PHONY: need-rust
+need-rust:
+	@for r in $${RUSTC:-rustc /usr/bin/rustc}; do \
+		[ -d "$$($$r --print sysroot 2>/dev/null)/lib/rustlib/wasm32-unknown-unknown" ] && exit 0; done; \
+	$(call install,rustc with the library for WebAssembly,rustc libstd-rust-dev-wasm32,run rustup target add wasm32-unknown-unknown)
+
+.PHONY: need-npm
+need-npm:
+	@command -v npm >/dev/null && exit 0; \
+	$(call install,npm,nodejs npm,install Node.js 20 or later)
+
+# The compiler for AssemblyScript, beside the example and not in it.
+$(ASC): examples/window-as/package.json examples/window-as/package-lock.json | need-npm
+	@mkdir -p $(BUILD)/as && cp $^ $(BUILD)/as/
+	cd $(BUILD)/as && npm ci --no-audit --no-fund
+	@touch $@
+
+# install WHAT,PACKAGES,REMEDY: install Debian's packages, or say what to do.
+define install
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	echo "$(1) is missing; installing it"; \
+	apt-get update -qq && apt-get install -y -qq $(2); \
+else \
+	echo "$(1) is missing: $(3)"; exit 1; \
+fi
+endef

@@ -3,7 +3,7 @@
 // reasonable alone, and a daemon that trusted them would let consumers wait for a chunk
 // that never comes. `tierd check` refuses it and draws the chunk.
 //
-// It differs from the rule in ../rule-go by the one line in Reach.
+// It is the rule in ../window-go, written out more plainly, with the mistake in Reach.
 package main
 
 import (

@@ -263,8 +263,8 @@ func TestExampleRuleIsAccepted(t *testing.T) {
 	}
 	require.NoError(t, program())
 	dir := t.TempDir()
-	buildRule(t, "rule-go", filepath.Join(dir, "rule.wasm"))
-	text, err := os.ReadFile(filepath.Join(repo(), "examples", "rule-go", "deployment.yaml"))
+	buildRule(t, "window-go", filepath.Join(dir, "rule.wasm"))
+	text, err := os.ReadFile(filepath.Join(repo(), "examples", "window-go", "deployment.yaml"))
 	require.NoError(t, err)
 	path := filepath.Join(dir, "deployment.yaml")
 	require.NoError(t, os.WriteFile(path, text, 0o600))

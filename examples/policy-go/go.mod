@@ -1,4 +1,4 @@
-module github.com/tierd/tierd/examples/rule-go
+module example.com/rule
 
 go 1.26.0
 
