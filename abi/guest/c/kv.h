@@ -73,7 +73,7 @@ extern const char kv_json[];
 extern const kv_rule kv_rules[];
 extern const uint32_t kv_json_bytes, kv_rules_count;
 
-// kv_fail keeps the reason that the host shows. The format knows %s, %u and %llu.
+// kv_fail keeps the reason that the host shows. The format knows %s, %u, %llu and %%.
 static char kv_reason[KV_REASON_BYTES_MAX];
 static uint32_t kv_reason_bytes;
 __attribute__((format(printf, 1, 2), noinline)) static kv_answer kv_fail(const char *format, ...) {
@@ -86,7 +86,7 @@ __attribute__((format(printf, 1, 2), noinline)) static kv_answer kv_fail(const c
 		bool percent = *format == '%';
 		if (percent && *++format == 's') {
 			text = __builtin_va_arg(args, const char *);
-		} else if (percent) {
+		} else if (percent && *format != '%') {
 			uint64_t v = *format == 'u' ? __builtin_va_arg(args, uint32_t) : __builtin_va_arg(args, uint64_t);
 			if (*format == 'l') format += 2;
 			do *--d = (char)('0' + v % 10); while (v /= 10);
