@@ -270,7 +270,7 @@ func TestExampleRuleIsAccepted(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, text, 0o600))
 	out, err := exec.Command(tierd, "check", path).CombinedOutput()
 	require.NoError(t, err, string(out))
-	require.Contains(t, string(out), "my-window 1.0.0 {window: 200} from "+filepath.Join(dir, "rule.wasm"))
+	require.Contains(t, string(out), "my-window 1.0.0 {window: 130} from "+filepath.Join(dir, "rule.wasm"))
 }
 
 // Where a replay could only recompute everything, it says why at its start.
