@@ -34,25 +34,37 @@ func (b Bitmap) SetRange(lo, hi int) {
 	}
 }
 
-// SetEvery sets the bits lo <= i < hi, the same range step further right, and so on, of
-// all of them those with 0 <= i < n. lo may be negative; step is at least 1.
-func (b Bitmap) SetEvery(lo, hi, step, n int) {
-	for ; lo < n; lo, hi = lo+step, hi+step {
-		first, last := max(lo, 0), min(hi, n)-1
-		if w := first >> 6; last>>6 == w && first <= last {
-			b[w] |= ^uint64(0) << (uint(first) & 63) & (^uint64(0) >> (^uint(last) & 63))
-		} else {
-			b.SetRange(first, last+1)
-		}
-	}
-}
-
 // UnsetRange clears the bits lo <= i < hi; it does nothing when hi <= lo.
 func (b Bitmap) UnsetRange(lo, hi int) {
 	for lo < hi {
 		m, end := wordMask(lo, hi)
 		b[lo>>6] &^= m
 		lo = end
+	}
+}
+
+// SetTails sets the size bits before each of first, first+step and so on, up to last: those
+// of them that lie in [0, n). Step must be positive; first may be far below 0 and last far
+// above n, since only the points whose tails reach into the n bits are visited.
+func (b Bitmap) SetTails(first, last, step, size, n int) {
+	if first <= 0 {
+		first += (step - first) / step * step
+	}
+	last = min(last, n+size-1)
+	switch {
+	case first > last:
+		return
+	case size >= step: // they touch
+		b.SetRange(max(first-size, 0), min(first+(last-first)/step*step, n))
+		return
+	}
+	for c := first; c <= last; c += step {
+		lo, hi := max(c-size, 0), min(c, n)
+		if lo>>6 == (hi-1)>>6 && lo < hi { // twice as fast in WebAssembly as a loop
+			b[lo>>6] |= ^uint64(0) << (uint(lo) & 63) & (^uint64(0) >> (uint(-hi) & 63))
+		} else {
+			b.SetRange(lo, hi)
+		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package abi
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -106,6 +105,33 @@ func TestBitmapWordsAgainstBits(t *testing.T) {
 	})
 }
 
+// TestSetTails: one tail after the other, bit by bit.
+func TestSetTails(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(0, 300).Draw(t, "n")
+		s := drawSet(t, n, "set")
+		b := s.bitmap()
+		first := rapid.IntRange(-300, n+100).Draw(t, "first")
+		last := rapid.IntRange(-300, n+300).Draw(t, "last")
+		step := rapid.IntRange(1, 150).Draw(t, "step")
+		size := rapid.IntRange(0, 200).Draw(t, "size")
+		for c := first; c <= last; c += step {
+			for i := c - size; i < c; i++ {
+				if i >= 0 && i < n {
+					s[i] = true
+				}
+			}
+		}
+		b.SetTails(first, last, step, size, n)
+		s.same(t, b)
+	})
+	b := NewBitmap(64) // it visits no more points than bits, so this ends
+	b.SetTails(-1<<40, 1<<40, 1, 0, 64)
+	require.True(t, b.Empty())
+	b.SetTails(-1<<40, 1<<40, 1, 1<<30, 64)
+	require.Equal(t, 64, b.Count())
+}
+
 func TestBitmapAlgebraAgainstBits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 300).Draw(t, "n")
@@ -184,21 +210,5 @@ func FuzzBitmapDecodeWire(f *testing.F) {
 			require.Equal(t, append([]byte{}, in...), b.AppendWire([]byte{}, n))
 			require.Equal(t, -1, b.Next(n))
 		}
-	})
-}
-
-func TestSetEveryAgainstSetRange(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.IntRange(0, 400).Draw(t, "n")
-		got := drawSet(t, n, "set").bitmap()
-		want := slices.Clone(got)
-		lo := rapid.IntRange(-150, n+1).Draw(t, "lo")
-		hi := lo + rapid.IntRange(-1, 150).Draw(t, "width")
-		step := rapid.IntRange(1, 130).Draw(t, "step")
-		got.SetEvery(lo, hi, step, n)
-		for at := 0; lo+at < n; at += step {
-			want.SetRange(max(lo+at, 0), min(hi+at, n))
-		}
-		require.Equal(t, want, got)
 	})
 }

@@ -52,11 +52,11 @@ func (s *shelf) put(c chunks) {
 	}
 }
 
-// putEvery sets the chunks c, those that lie step further, and so on, as far as they are
-// below end and on the shelf.
-func (s *shelf) putEvery(c chunks, step, end uint64) {
-	if end = min(end, s.hi); c.lo < end {
-		base := int(s.base)
-		s.out.SetEvery(int(c.lo)-base, int(c.hi)-base, int(step), int(end)-base)
+// putTails sets the size chunks before each aligned point up to the stored length, those
+// of them that are on the shelf. A point is a multiple of the chunk.
+func (s *shelf) putTails(r *abi.Round, size uint64) {
+	if step := int(r.AlignTokens / r.ChunkTokens); step > 0 {
+		base, end := int(s.base), int(s.hi)
+		s.out.SetTails(step-base, int(r.StoredTokens/r.ChunkTokens)-base, step, int(size), end-base)
 	}
 }

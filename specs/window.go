@@ -46,19 +46,7 @@ func (w *window) Reach(r abi.Round, out abi.Bitmap) error {
 	if n := r.JunctionTokens; 0 < n && n <= r.StoredTokens {
 		s.put(w.tail(r.JunctionTokens, r.ChunkTokens))
 	}
-	switch {
-	case r.AlignTokens == 0 || w.behind() == 0:
-	case w.behind() >= r.AlignTokens: // the tails touch: one range
-		last := r.StoredTokens / r.AlignTokens * r.AlignTokens
-		s.put(chunks{0, (last + r.ChunkTokens - 1) / r.ChunkTokens})
-	default:
-		// A point is a multiple of the chunk, so from point to point the tail moves by the
-		// same number of chunks. Start with the first that can reach into the range asked
-		// for: no more steps than chunks.
-		first := max(1, s.lo*r.ChunkTokens/r.AlignTokens) * r.AlignTokens
-		last := r.StoredTokens / r.AlignTokens * r.AlignTokens
-		s.putEvery(w.tail(first, r.ChunkTokens), r.AlignTokens/r.ChunkTokens, last/r.ChunkTokens)
-	}
+	s.putTails(&r, (w.behind()+r.ChunkTokens-1)/r.ChunkTokens)
 	return nil
 }
 
