@@ -150,6 +150,19 @@ export class Bitmap {
       lo = end;
     }
   }
+
+  /**
+   * Sets the size bits before each of first, first+step and so on, up to last. Only the
+   * points whose tails reach into the set are visited. Step must be positive.
+   */
+  setTails(first: i64, last: i64, step: i64, size: i64): void {
+    assert(step > 0);
+    if (first <= 0) first += (step - first) / step * step;
+    last = min(last, this.bits + size - 1);
+    if (first > last) return;
+    if (size >= step) this.setRange(first - size, first + (last - first) / step * step); // they touch
+    else for (let at = first; at <= last; at += step) this.setRange(at - size, at);
+  }
 }
 
 /** What a lookup answers for a chunk. */
@@ -271,19 +284,14 @@ function pull(): Answer {
 /** Pulls a call's input and checks its handle and its record. */
 function begin(handle: u32): Answer {
   if (pull() != Answer.OK) return Answer.FAILED;
-  const size = load<u32>(input);
+  const size: u32 = inputBytes < 8 ? 0 : load<u32>(input);
   if (handle >= opened) {
     fail("handle "); number(handle); text(" is not open; this instance opened ");
     return number(opened);
-  } else if (inputBytes < 8) {
-    fail("round record: "); number(inputBytes);
-    return text(" bytes, shorter than its 8-byte head");
   } else if (size < ROUND_BYTES || size > RECORD_BYTES_MAX || size > inputBytes) {
-    fail("round record: size field says "); number(size);
-    if (size < ROUND_BYTES) { text("; version 1 needs at least "); return number(ROUND_BYTES); }
-    if (size > RECORD_BYTES_MAX) { text("; at most "); number(RECORD_BYTES_MAX); return text(" is read"); }
-    text(", but only "); number(inputBytes);
-    return text(" bytes follow");
+    fail("round record: size "); number(size); text(" in "); number(inputBytes); text(" bytes; version 1 reads ");
+    number(ROUND_BYTES); text(" to ");
+    return number(RECORD_BYTES_MAX);
   } else if (round.hi < round.lo || round.hi > <u32>CHUNKS_MAX) {
     fail("round: chunks "); number(round.lo); text(" to "); number(round.hi); text(" are no range below ");
     return number(CHUNKS_MAX);

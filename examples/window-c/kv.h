@@ -121,6 +121,17 @@ static inline void kv_set_range(kv_bitmap b, int64_t lo, int64_t hi) {
 	}
 }
 
+// kv_set_tails sets the size bits before each of first, first+step and so on, up to last.
+// Only the points whose tails reach into the set are visited. step must be positive.
+static inline void kv_set_tails(kv_bitmap b, int64_t first, int64_t last, int64_t step, int64_t size) {
+	if (step <= 0) __builtin_trap();
+	if (first <= 0) first += (step - first) / step * step;
+	if (last >= b.bits + size) last = b.bits + size - 1;
+	if (first > last) return;
+	if (size >= step) kv_set_range(b, first - size, first + (last - first) / step * step); // they touch
+	else for (int64_t at = first; at <= last; at += step) kv_set_range(b, at - size, at);
+}
+
 // Tables of states.
 static inline kv_state kv_at(kv_states s, uint32_t i) {
 	if (i >= s.count) __builtin_trap();
@@ -210,15 +221,13 @@ static kv_answer kv_pull(uint32_t *bytes) {
 
 // kv_begin pulls a call's input and checks its handle and its record.
 static kv_answer kv_begin(int32_t handle, kv_call *c) {
-	uint32_t n, size;
+	uint32_t n;
 	if (kv_pull(&n)) return KV_FAILED;
 	if ((uint32_t)handle >= kv_handles_count)
 		return kv_fail("handle %u is not open; this instance opened %u", (uint32_t)handle, kv_handles_count);
-	if (n < 8) return kv_fail("round record: %u bytes, shorter than its 8-byte head", n);
-	if ((size = (uint32_t)kv_in[0]) < KV_ROUND_BYTES)
-		return kv_fail("round record: size field says %u; version 1 needs at least %u", size, KV_ROUND_BYTES);
-	if (size > KV_RECORD_BYTES_MAX) return kv_fail("round record: size field says %u; at most %u is read", size, KV_RECORD_BYTES_MAX);
-	if (size > n) return kv_fail("round record: size field says %u, but only %u bytes follow", size, n);
+	uint32_t size = n < 8 ? 0 : (uint32_t)kv_in[0];
+	if (size < KV_ROUND_BYTES || size > KV_RECORD_BYTES_MAX || size > n)
+		return kv_fail("round record: size %u in %u bytes; version 1 reads %u to %u", size, n, KV_ROUND_BYTES, KV_RECORD_BYTES_MAX);
 	const kv_round *r = (const kv_round *)&kv_in[1];
 	if (r->hi < r->lo || r->hi > KV_CHUNKS_MAX)
 		return kv_fail("round: chunks %u to %u are no range below %u", r->lo, r->hi, KV_CHUNKS_MAX);

@@ -14,25 +14,18 @@ func (w window) tail(n, chunkTokens uint64) (lo, hi int) {
 
 // Reach stores the tail of every point at which somebody may go on.
 func (w window) Reach(r abi.Round, out abi.Bitmap) error {
-	base, end := int(r.Lo), int(r.Hi)               // the chunks asked for
-	complete := int(r.StoredTokens / r.ChunkTokens) // and those that can be stored
-	keep := func(lo, hi int) { out.SetRange(max(lo, base)-base, min(hi, complete, end)-base) }
-
+	base, complete := int(r.Lo), int(r.StoredTokens/r.ChunkTokens)
+	keep := func(lo, hi int) { // of these chunks, the complete ones that were asked for
+		out.SetRange(max(lo, base)-base, min(hi, complete, int(r.Hi))-base)
+	}
 	keep(w.tail(r.ResumeTokens, r.ChunkTokens))
 	if r.JunctionTokens <= r.StoredTokens {
 		keep(w.tail(r.JunctionTokens, r.ChunkTokens))
 	}
 	// Aligned points lie at the ends of chunks, so their tails have one size, in chunks.
-	step, size := int(r.AlignTokens/r.ChunkTokens), int((uint64(w)+r.ChunkTokens-2)/r.ChunkTokens)
-	switch {
-	case step == 0:
-	case size >= step: // the tails touch
-		keep(0, complete/step*step)
-	default: // those that can reach into the chunks asked for
-		last := min(complete, end+size)
-		for c := max(step, base/step*step); c <= last; c += step {
-			out.SetRange(max(c-size, base)-base, min(c, end)-base)
-		}
+	if step := int(r.AlignTokens / r.ChunkTokens); step > 0 {
+		size := int((uint64(w) + r.ChunkTokens - 2) / r.ChunkTokens)
+		out.SetTails(step-base, complete-base, step, size, r.Chunks())
 	}
 	return nil
 }

@@ -165,10 +165,10 @@ func TestGuestsRefuse(t *testing.T) {
 		{"kv_open", 0, nil, "kv_open: 0 bytes are not a record of size, rule index and parameters"},
 		{"kv_open", 0, record(0, 5)[:12], "kv_open: 12 bytes are not a record of size, rule index and parameters"},
 		{"kv_reach", 7, size(104), "handle 7 is not open; this instance opened 1"},
-		{"kv_reach", 0, size(104)[:7], "round record: 7 bytes, shorter than its 8-byte head"},
-		{"kv_reach", 0, size(96), "round record: size field says 96; version 1 needs at least 104"},
-		{"kv_need", 0, size(112), "round record: size field says 112, but only 104 bytes follow"},
-		{"kv_scan", 0, size(4104), "round record: size field says 4104; at most 4096 is read"},
+		{"kv_reach", 0, size(104)[:7], "round record: size 0 in 7 bytes; version 1 reads 104 to 4096"},
+		{"kv_reach", 0, size(96), "round record: size 96 in 104 bytes; version 1 reads 104 to 4096"},
+		{"kv_need", 0, size(112), "round record: size 112 in 104 bytes; version 1 reads 104 to 4096"},
+		{"kv_scan", 0, size(4104), "round record: size 4104 in 104 bytes; version 1 reads 104 to 4096"},
 		{"kv_reach", 0, with(func(r *abi.Round) { r.Lo = 100 }), "round: chunks 100 to 99 are no range below 1048576"},
 		{"kv_need", 0, with(func(r *abi.Round) { r.Hi = 1<<20 + 1 }), "round: chunks 3 to 1048577 are no range below 1048576"},
 		{"kv_scan", 0, sdkRound.AppendWire(nil), "kv_scan: the states of 96 chunks are 24 bytes, but only 0 follow the round"},
@@ -183,11 +183,14 @@ func TestGuestsRefuse(t *testing.T) {
 				answer, _, err := g.call(c.fn, c.handle, c.input)
 				require.NoError(t, err, c.want)
 				require.EqualValues(t, -1, answer, c.want)
-				if strings.HasPrefix(c.want, "takes") { // in Go the manifest's name comes before it
+				switch {
+				case strings.HasPrefix(c.want, "takes"): // a name comes before it
 					require.Contains(t, g.reason, c.want)
-					continue
+				case language == "go" && strings.HasPrefix(c.want, "round record:"): // in the words of package abi
+					require.Contains(t, g.reason, "round record: ")
+				default:
+					require.Equal(t, c.want, strings.TrimPrefix(g.reason, "rule my-window: "))
 				}
-				require.Equal(t, c.want, strings.TrimPrefix(g.reason, "rule my-window: "))
 			}
 			g.length = 266241
 			answer, _, err := g.call("kv_reach", 0, nil)
@@ -269,7 +272,7 @@ func TestSDK(t *testing.T) {
 // primitive: the searches and ranges do what package abi does, also on ranges that reach
 // beyond the chunks asked for.
 func primitive(t *rapid.T, g *raw) {
-	op := rapid.Uint64Range(0, 6).Draw(t, "op")
+	op := rapid.SampledFrom([]uint64{0, 1, 2, 3, 4, 5, 6, 8}).Draw(t, "op")
 	class := rapid.Uint64Range(0, 15).Draw(t, "class")
 	n := rapid.IntRange(0, 200).Draw(t, "n")
 	lo := rapid.IntRange(-64, n+70).Draw(t, "lo")
@@ -313,6 +316,10 @@ func primitive(t *rapid.T, g *raw) {
 		demand.Set(lo)
 	case op == 6:
 		usable = int(states.At(lo))
+	case op == 8:
+		for at := lo; at <= hi; at += int(class) + 1 {
+			demand.SetRange(max(at-(lo+64)&31, 0), min(at, n))
+		}
 	}
 	require.NoError(t, err)
 	got := abi.NewBitmap(n)

@@ -140,6 +140,21 @@ impl Bitmap<'_> {
             lo = end;
         }
     }
+
+    /// Sets the size bits before each of first, first+step and so on, up to last. Only the
+    /// points whose tails reach into the set are visited. Step must be positive.
+    pub fn set_tails(&mut self, first: i64, last: i64, step: i64, size: i64) {
+        let mut at = if first > 0 { first } else { first + (step - first) / step * step };
+        let last = last.min(self.bits + size - 1);
+        if at <= last && size >= step {
+            self.set_range(at - size, at + (last - at) / step * step); // they touch
+            return;
+        }
+        while at <= last {
+            self.set_range(at - size, at);
+            at += step;
+        }
+    }
 }
 
 /// What a lookup answers for a chunk.
@@ -317,15 +332,9 @@ fn begin(handle: i32) -> Answer<Call> {
     if handle as u32 as usize >= *OPENED.get() {
         return fail(format_args!("handle {} is not open; this instance opened {}", handle as u32, *OPENED.get()));
     }
-    let size = INPUT.get()[0] as u32 as usize;
-    if n < 8 {
-        return fail(format_args!("round record: {} bytes, shorter than its 8-byte head", n));
-    } else if size < ROUND_BYTES {
-        return fail(format_args!("round record: size field says {}; version 1 needs at least {}", size, ROUND_BYTES));
-    } else if size > RECORD_BYTES_MAX {
-        return fail(format_args!("round record: size field says {}; at most {} is read", size, RECORD_BYTES_MAX));
-    } else if size > n {
-        return fail(format_args!("round record: size field says {}, but only {} bytes follow", size, n));
+    let size = if n < 8 { 0 } else { INPUT.get()[0] as u32 as usize };
+    if size < ROUND_BYTES || size > RECORD_BYTES_MAX || size > n {
+        return fail(format_args!("round record: size {} in {} bytes; version 1 reads {} to {}", size, n, ROUND_BYTES, RECORD_BYTES_MAX));
     }
     let round = unsafe { *(INPUT.get()[1..].as_ptr() as *const Round) };
     if round.hi < round.lo || round.hi as usize > CHUNKS_MAX {

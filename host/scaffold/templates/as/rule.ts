@@ -21,13 +21,10 @@ class Window extends Rule {
       n = r.junction_tokens <= r.stored_tokens ? r.junction_tokens : 0;
     }
 
-    // Aligned points lie at the ends of chunks, so each of their tails is the same number of chunks.
-    const step = <i64>(r.align_tokens / chunk), tail = <i64>((behind + chunk - 1) / chunk);
-    if (step > 0 && tail >= step) {
-      out.setRange(0 - lo, complete / step * step - lo); // the tails touch
-    } else if (step > 0) {
-      const last = min(complete, <i64>r.hi + tail); // of those that can reach into the chunks asked for
-      for (let c = max(step, lo / step * step); c <= last; c += step) out.setRange(c - tail - lo, c - lo);
+    // Aligned points lie at the ends of chunks, so their tails have one size, in chunks.
+    const step = <i64>(r.align_tokens / chunk);
+    if (step > 0) {
+      out.setTails(step - lo, complete - lo, step, (behind + chunk - 1) / chunk);
     }
     return Answer.OK;
   }

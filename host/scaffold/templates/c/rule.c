@@ -25,15 +25,10 @@ static kv_answer reach(const uint64_t *params, const kv_round *r, kv_bitmap out)
 		kv_set_range(out, (n - min(n, behind)) / chunk - lo, min((n + chunk - 1) / chunk, complete) - lo);
 	}
 
-	// Aligned points lie at the ends of chunks, so each of their tails is the same number of chunks.
-	int64_t step = r->align_tokens / chunk, tail = (behind + chunk - 1) / chunk;
-	if (step > 0 && tail >= step) { // the tails touch
-		kv_set_range(out, 0 - lo, complete / step * step - lo);
-	} else if (step > 0) { // those that can reach into the chunks asked for
-		int64_t last = min(complete, r->hi + tail);
-		for (int64_t c = max(step, lo / step * step); c <= last; c += step)
-			kv_set_range(out, c - tail - lo, c - lo);
-	}
+	// Aligned points lie at the ends of chunks, so their tails have one size, in chunks.
+	int64_t step = r->align_tokens / chunk;
+	if (step > 0)
+		kv_set_tails(out, step - lo, complete - lo, step, (behind + chunk - 1) / chunk);
 	return KV_OK;
 }
 

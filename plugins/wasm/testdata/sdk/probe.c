@@ -26,6 +26,7 @@ static kv_answer probe_scan(const uint64_t *p, const kv_round *r, kv_states s, k
 	case 5: kv_set(demand, (uint32_t)lo); break;
 	case 6: span->usable = kv_at(s, (uint32_t)lo); break;
 	case 7: return KV_NO_RESUME;
+	case 8: kv_set_tails(demand, lo, hi, c + 1, (lo + 64) & 31); break;
 	}
 	return KV_OK;
 }

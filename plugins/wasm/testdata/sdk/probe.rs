@@ -45,6 +45,7 @@ impl kv::Rule for Probe {
             5 => demand.set(lo),
             6 => return Ok(Span::Usable(s.at(lo) as i64)),
             7 => return Err(No::Resume),
+            8 => demand.set_tails(lo, hi, c as i64 + 1, (lo + 64) & 31),
             _ => (),
         }
         Ok(Span::Usable(0))

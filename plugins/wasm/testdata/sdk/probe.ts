@@ -23,6 +23,7 @@ class Probe extends Rule {
       case 5: demand.set(lo); break;
       case 6: span.usable = s.at(lo); break;
       case 7: return Answer.NO_RESUME;
+      case 8: demand.setTails(lo, hi, c + 1, (lo + 64) & 31); break;
     }
     return Answer.OK;
   }

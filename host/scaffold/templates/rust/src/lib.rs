@@ -36,17 +36,10 @@ impl kv::Rule for Window {
             out.set_range(first as i64 - lo, complete.min(end as i64) - lo);
         }
 
-        // Aligned points lie at the ends of chunks, so each of their tails is the same number of chunks.
-        let (step, tail) = ((r.align_tokens / chunk) as i64, ((behind + chunk - 1) / chunk) as i64);
-        if step > 0 && tail >= step {
-            out.set_range(0 - lo, complete / step * step - lo); // the tails touch
-        } else if step > 0 {
-            let last = complete.min(r.hi as i64 + tail); // of those that can reach into the chunks asked for
-            let mut c = step.max(lo / step * step);
-            while c <= last {
-                out.set_range(c - tail - lo, c - lo);
-                c += step;
-            }
+        // Aligned points lie at the ends of chunks, so their tails have one size, in chunks.
+        let step = (r.align_tokens / chunk) as i64;
+        if step > 0 {
+            out.set_tails(step - lo, complete - lo, step, ((behind + chunk - 1) / chunk) as i64);
         }
         Ok(())
     }
