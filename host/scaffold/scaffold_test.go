@@ -233,7 +233,7 @@ func TestCases(t *testing.T) {
 				}
 				t.Skip(file + " is not built: run make guests")
 			}
-			loader := plugins.NewLoader(plugins.Options{BaseDir: ".", CacheDir: t.TempDir()})
+			loader := plugins.NewLoader(plugins.Options{BaseDir: ".", CacheDir: "../../.build/compiled"})
 			defer loader.Close(context.Background())
 			p, err := loader.Open(context.Background(), "./"+file+"#"+exampleName)
 			require.NoError(t, err)
