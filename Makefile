@@ -65,10 +65,10 @@ test-go: need-gcc wasm
 	go test -race -timeout 9m $$(go list ./... | grep -v -e /host/e2e -e /host/rules)
 
 # Without the race detector, under which compiling and running WebAssembly takes ten
-# times as long: the small domain in four languages, whole checks with rules as modules (their pool is tested for races in
-# plugins/wasm), then the real processes. Those run alone, because they measure
-# themselves against deadlines of less than a second, which other tests on the same two
-# cores would eat.
+# times as long: the twins' small domain and whole checks with rules as modules (their
+# pool is tested for races in plugins/wasm), then the real processes. Those run alone,
+# because they measure themselves against deadlines of less than a second, which other
+# tests on the same two cores would eat.
 .PHONY: test-e2e
 test-e2e: wasm
 	go test -timeout 9m ./plugins/wasm -run Twins
