@@ -28,7 +28,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/plugins/proc"
@@ -49,11 +48,9 @@ type Options struct {
 	// BaseDir is what a relative path is relative to: the directory of the deployment
 	// file.
 	BaseDir string
-	// CacheDir, CallTimeout and PoolMax are those of wasm.Options. The timeout does not
-	// apply to the embedded module.
-	CacheDir    string
-	CallTimeout time.Duration
-	PoolMax     int
+	// CacheDir and PoolMax are those of wasm.Options.
+	CacheDir string
+	PoolMax  int
 	// Log gets what programs print, and their failures; nil means nowhere.
 	Log *slog.Logger
 }
@@ -97,20 +94,13 @@ type Loader struct {
 	options Options
 
 	mu       sync.Mutex
-	modules  map[loadKey]*wasm.Module
-	programs map[string]*proc.Program // by path
-}
-
-// A loadKey tells modules apart: the embedded one is trusted, and the same bytes from
-// a file are not.
-type loadKey struct {
-	digest  [sha256.Size]byte
-	trusted bool
+	modules  map[[sha256.Size]byte]*wasm.Module // by the digest of their bytes
+	programs map[string]*proc.Program           // by path
 }
 
 // NewLoader returns a loader that has loaded nothing yet.
 func NewLoader(o Options) *Loader {
-	return &Loader{options: o, modules: map[loadKey]*wasm.Module{}, programs: map[string]*proc.Program{}}
+	return &Loader{options: o, modules: map[[sha256.Size]byte]*wasm.Module{}, programs: map[string]*proc.Program{}}
 }
 
 // Close closes every module and ends every program. The rules that came from them must no longer be used.
@@ -164,7 +154,7 @@ func (l *Loader) openShipped(ctx context.Context, name string) (*Plugin, error) 
 	if err != nil {
 		return nil, fmt.Errorf("rule %s: %w", name, err)
 	}
-	m, err := l.load(ctx, Shipped, bytes, true)
+	m, err := l.load(ctx, Shipped, bytes)
 	if err != nil {
 		return nil, fmt.Errorf("rule %s: %w", name, err)
 	}
@@ -185,7 +175,7 @@ func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin,
 	if err != nil {
 		return nil, fmt.Errorf("rule %s: %w", ref, err)
 	}
-	m, err := l.load(ctx, path, bytes, false)
+	m, err := l.load(ctx, path, bytes)
 	if err != nil {
 		return nil, fmt.Errorf("rule %s: %w", ref, err)
 	}
@@ -260,19 +250,14 @@ func readModule(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, wasm.ModuleBytesMax+1)) // one more is what wasm.Load refuses
 }
 
-func (l *Loader) load(ctx context.Context, source string, bytes []byte, trusted bool) (*wasm.Module, error) {
-	key := loadKey{sha256.Sum256(bytes), trusted}
+func (l *Loader) load(ctx context.Context, source string, bytes []byte) (*wasm.Module, error) {
+	key := sha256.Sum256(bytes)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if m := l.modules[key]; m != nil {
 		return m, nil
 	}
-	m, err := wasm.Load(ctx, source, bytes, wasm.Options{
-		CacheDir:    l.options.CacheDir,
-		Trusted:     trusted,
-		CallTimeout: l.options.CallTimeout,
-		PoolMax:     l.options.PoolMax,
-	})
+	m, err := wasm.Load(ctx, source, bytes, wasm.Options{CacheDir: l.options.CacheDir, PoolMax: l.options.PoolMax})
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ type asm struct {
 	data    []byte // at dataAt
 	table   []byte // one table, encoded; nil for none
 	customs int    // bytes of a custom section, to make it large
+	start   bool   // the last function is that of the start section
 }
 
 type asmImport struct {
@@ -134,6 +135,9 @@ func (a *asm) bytes() []byte {
 		exports = append(exports, code(name(a.memory), 0x02, 0))
 	}
 	b = append(b, section(7, vector(exports...))...)
+	if a.start {
+		b = append(b, section(8, uleb(uint64(index-1)))...)
+	}
 	b = append(b, section(10, vector(codes...))...)
 	if len(a.data) > 0 {
 		b = append(b, section(11, vector(code(0x00, i32Const(dataAt), opEnd, uleb(uint64(len(a.data))), a.data)))...)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 )
 
 // ErrClosed is returned by every call after Module.Close.
@@ -65,17 +64,16 @@ func (e *TrapError) Error() string {
 
 func (e *TrapError) Unwrap() error { return e.Err }
 
-// A TimeoutError says that a call of a module that is not trusted was ended. The
-// instance is thrown away.
-type TimeoutError struct {
-	Rule  string
-	Func  string
-	Limit time.Duration // Options.CallTimeout
+// A FuelError says that a call burnt all its fuel and was ended. It would be on every
+// machine. The instance is thrown away.
+type FuelError struct {
+	Rule   string
+	Func   string
+	Budget uint64 // units that the call had
 }
 
-// Timeout reports true: whether the call would have ended, nobody knows.
-func (e *TimeoutError) Timeout() bool { return true }
-
-func (e *TimeoutError) Error() string {
-	return fmt.Sprintf("rule %s: %s was still running after %v and was ended", e.Rule, e.Func, e.Limit)
+func (e *FuelError) Error() string {
+	return fmt.Sprintf("rule %s: %s was ended after the %d units of fuel that it had; does a loop or a recursion of it not end? "+
+		"If it does, work on whole words of states and bitmaps, as the SDK's functions for ranges do, not on single chunks",
+		e.Rule, e.Func, e.Budget)
 }

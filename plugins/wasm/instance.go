@@ -10,9 +10,9 @@ import (
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
-	"github.com/tetratelabs/wazero/sys"
 
 	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/plugins/wasm/internal/fuel"
 )
 
 // The functions that an instance is called through, indexes of instance.fns.
@@ -46,6 +46,9 @@ type instance struct {
 	mod    api.Module
 	mem    api.Memory
 	fns    [fnCount]api.Function // nil where the export is missing
+	// fuel is the counter of units left, budget what it was set to for the last call.
+	fuel   api.MutableGlobal
+	budget uint64
 	// handles holds the handle of each opened rule by its id, or -1. opened counts them.
 	handles []int32
 	opened  int
@@ -76,43 +79,6 @@ func caller(ctx context.Context) *instance {
 	return ctx.Value(instanceKey{}).(*instance)
 }
 
-// instantiateKV makes the module kv, what the host offers to guests.
-func instantiateKV(ctx context.Context, r wazero.Runtime) error {
-	b := r.NewHostModuleBuilder("kv")
-	for _, f := range offers {
-		fn := hostInput
-		if f.name == "fail" {
-			fn = hostFail
-		}
-		b.NewFunctionBuilder().WithGoModuleFunction(api.GoModuleFunc(fn), f.params, f.results).Export(f.name)
-	}
-	_, err := b.Instantiate(ctx)
-	return err
-}
-
-// hostInput is input(ptr, cap) -> len: it copies this call's input when it fits, and
-// returns its length.
-func hostInput(ctx context.Context, mod api.Module, stack []uint64) {
-	in := caller(ctx).in
-	if ptr, room := uint32(stack[0]), uint32(stack[1]); uint64(len(in)) <= uint64(room) {
-		if !mod.Memory().Write(ptr, in) {
-			panic(fmt.Errorf("input(%d, %d): the buffer is not inside the memory of %d bytes", ptr, room, mod.Memory().Size()))
-		}
-	}
-	stack[0] = uint64(len(in))
-}
-
-// hostFail is fail(ptr, len): the reason for answering -1.
-func hostFail(ctx context.Context, mod api.Module, stack []uint64) {
-	ptr, n := uint32(stack[0]), uint32(stack[1])
-	text, ok := mod.Memory().Read(ptr, n)
-	if !ok {
-		panic(fmt.Errorf("fail(%d, %d): the reason is not inside the memory of %d bytes", ptr, n, mod.Memory().Size()))
-	}
-	in := caller(ctx)
-	in.reason = append(in.reason[:0], text[:min(len(text), ReasonBytesMax)]...)
-}
-
 // stderr keeps the beginning of what a guest prints there.
 type stderr struct{ text []byte }
 
@@ -123,36 +89,61 @@ func (s *stderr) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// newInstance makes a fresh instance. The caller's context only bounds how long it
-// takes.
-func (m *Module) newInstance(ctx context.Context) (*instance, error) {
+// newInstance makes a fresh instance.
+func (m *Module) newInstance() (*instance, error) {
 	in := &instance{module: m}
 	config := wazero.NewModuleConfig().
-		WithName(""). // anonymous: there are many
-		WithStartFunctions("_initialize").
+		WithName("").         // anonymous: there are many
+		WithStartFunctions(). // none: the counter is not set yet
 		WithStderr(&in.stderr)
-	var call context.Context = in
-	if !m.opts.Trusted {
-		limit := m.opts.CallTimeout
-		if d, ok := ctx.Deadline(); ok {
-			limit = min(limit, time.Until(d))
-		}
-		var cancel context.CancelFunc
-		call, cancel = context.WithTimeout(in, limit)
-		defer cancel()
-	}
-	mod, err := m.runtime.InstantiateModule(call, m.code, config)
-	if err == nil && mod.IsClosed() { // _initialize exited with 0
-		err = sys.NewExitError(0)
-	}
+	mod, err := m.runtime.InstantiateModule(in, m.code, config)
 	if err != nil {
-		return nil, in.trap("", "_initialize", err)
+		return nil, in.trap("", "instantiation", err)
 	}
 	in.mod, in.mem = mod, mod.ExportedMemory("memory")
+	in.fuel = mod.ExportedGlobal(fuel.Counter).(api.MutableGlobal)
 	for i, name := range fnNames {
 		in.fns[i] = mod.ExportedFunction(name)
 	}
+	if m.start {
+		err = in.setUp(fuel.Start, "the start function")
+	}
+	if err == nil {
+		err = in.setUp("_initialize", "_initialize")
+	}
+	if err != nil {
+		in.close()
+		return nil, err
+	}
+	in.refill(0) // no call has been made
 	return in, nil
+}
+
+// setUp calls a function of the module, if it has it, that takes and returns nothing.
+func (in *instance) setUp(export, name string) error {
+	f := in.mod.ExportedFunction(export)
+	if f == nil {
+		return nil
+	}
+	in.refill(SetupUnits)
+	if err := f.CallWithStack(in, nil); err != nil {
+		return in.trap("", name, err)
+	}
+	return nil
+}
+
+// refill gives the next call its fuel.
+func (in *instance) refill(units uint64) {
+	in.budget = units
+	in.fuel.Set(units)
+}
+
+// burnt returns the units that the last call has burnt.
+func (in *instance) burnt() uint64 {
+	if left := int64(in.fuel.Get()); left > 0 {
+		return in.budget - uint64(left)
+	}
+	return in.budget
 }
 
 func (in *instance) close() {
@@ -160,33 +151,28 @@ func (in *instance) close() {
 	_ = in.mod.Close(context.Background())
 }
 
-// call calls fn with in.in as the input and returns the answer. What it returns as an
-// error is not clean: the instance must not be used again.
-func (in *instance) call(rule string, fn int, handle int32) (int64, error) {
+// call calls fn with in.in as the input and units of fuel, and returns the answer.
+// What it returns as an error is not clean: the instance must not be used again.
+func (in *instance) call(rule string, fn int, handle int32, units uint64) (int64, error) {
 	in.reason = in.reason[:0]
 	in.stack[0] = uint64(uint32(handle))
-	var err error
-	if in.module.opts.Trusted {
-		err = in.fns[fn].CallWithStack(in, in.stack[:])
-	} else {
-		ctx, cancel := context.WithTimeout(in, in.module.opts.CallTimeout)
-		err = in.fns[fn].CallWithStack(ctx, in.stack[:])
-		cancel()
-	}
-	if err != nil {
+	in.refill(units)
+	if err := in.fns[fn].CallWithStack(in, in.stack[:]); err != nil {
 		return 0, in.trap(rule, fnNames[fn], err)
 	}
 	return int64(in.stack[0]), nil
 }
+
+// callUnits is the fuel of a call about a round.
+func callUnits(round *abi.Round) uint64 { return CallUnits + ChunkUnits*uint64(round.Hi) }
 
 // trap turns an error of the runtime into one of this package.
 func (in *instance) trap(rule, fn string, err error) error {
 	if rule == "" {
 		rule = "(loading)"
 	}
-	var exit *sys.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() == sys.ExitCodeDeadlineExceeded {
-		return &TimeoutError{Rule: rule, Func: fn, Limit: in.module.opts.CallTimeout}
+	if in.fuel != nil && int64(in.fuel.Get()) < 0 {
+		return &FuelError{Rule: rule, Func: fn, Budget: in.budget}
 	}
 	return &TrapError{Rule: rule, Func: fn, Err: err, Stderr: clean(in.stderr.text)}
 }
@@ -225,8 +211,8 @@ func protocol(rule string, fn int, format string, args ...any) error {
 
 // view calls fn and returns the view it answers, which must have exactly size bytes.
 // It is valid until the next call.
-func (in *instance) view(rule string, fn int, handle int32, size int) ([]byte, error) {
-	answer, err := in.call(rule, fn, handle)
+func (in *instance) view(rule string, fn int, handle int32, units uint64, size int) ([]byte, error) {
+	answer, err := in.call(rule, fn, handle, units)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +234,7 @@ func (in *instance) view(rule string, fn int, handle int32, size int) ([]byte, e
 func (in *instance) manifest() ([]byte, error) {
 	const rule = "(loading)"
 	in.in = in.in[:0]
-	answer, err := in.call(rule, fnManifest, 0)
+	answer, err := in.call(rule, fnManifest, 0, SetupUnits)
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +267,7 @@ func (in *instance) open(r *rule) (int32, error) {
 	for _, v := range r.params {
 		in.in = le.AppendUint64(in.in, v)
 	}
-	answer, err := in.call(r.name, fnOpen, 0)
+	answer, err := in.call(r.name, fnOpen, 0, SetupUnits)
 	if err != nil {
 		return 0, err
 	}
@@ -312,7 +298,7 @@ func (in *instance) reach(r *rule, round *abi.Round, out abi.Bitmap) error {
 		return err
 	}
 	n := round.Chunks()
-	b, err := in.view(r.name, fnReach, h, (n+7)/8)
+	b, err := in.view(r.name, fnReach, h, callUnits(round), (n+7)/8)
 	if err != nil {
 		return err
 	}
@@ -326,7 +312,7 @@ func (in *instance) scan(r *rule, round *abi.Round, states abi.States, demand ab
 	}
 	n := round.Chunks()
 	in.in = appendStates(in.in, states, n)
-	b, err := in.view(r.name, fnScan, h, 8+(n+7)/8)
+	b, err := in.view(r.name, fnScan, h, callUnits(round), 8+(n+7)/8)
 	if err != nil {
 		return abi.Span{}, err
 	}
@@ -347,7 +333,7 @@ func (in *instance) need(r *rule, round *abi.Round, out abi.Bitmap) error {
 		return err
 	}
 	n := int(round.Hi)
-	b, err := in.view(r.name, fnNeed, h, (n+7)/8)
+	b, err := in.view(r.name, fnNeed, h, callUnits(round), (n+7)/8)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ func (p *pool) get() (*instance, error) {
 		if p.lent < p.max {
 			p.lent++
 			p.mu.Unlock()
-			in, err := p.module.newInstance(context.Background())
+			in, err := p.module.newInstance()
 			if err != nil {
 				p.put(nil, false)
 			}
@@ -76,20 +76,24 @@ func (p *pool) put(in *instance, clean bool) {
 	p.giveBack(in, clean)
 }
 
-// pin borrows an instance without counting it against max. It never waits.
-func (p *pool) pin() (*instance, error) {
+// pin borrows an instance, a newly made one if it must be fresh, without counting it
+// against max. It never waits.
+func (p *pool) pin(fresh bool) (*instance, error) {
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
 		return nil, ErrClosed
 	}
 	p.pinned++
-	in := p.pop()
+	var in *instance
+	if !fresh {
+		in = p.pop()
+	}
 	p.mu.Unlock()
 	if in != nil {
 		return in, nil
 	}
-	in, err := p.module.newInstance(context.Background())
+	in, err := p.module.newInstance()
 	if err != nil {
 		p.unpin(nil, false)
 	}
@@ -105,8 +109,7 @@ func (p *pool) unpin(in *instance, clean bool) {
 // giveBack keeps the instance when it is fit to be used again and the pool has room.
 // It unlocks p.mu.
 func (p *pool) giveBack(in *instance, clean bool) {
-	keep := in != nil && clean && in.opened < instanceHandlesMax && len(p.free)+p.lent < p.max &&
-		!in.mod.IsClosed() // its deadline may pass in the moment in which the call ends
+	keep := in != nil && clean && in.opened < instanceHandlesMax && len(p.free)+p.lent < p.max
 	if keep {
 		p.free = append(p.free, in)
 	}

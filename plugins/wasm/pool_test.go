@@ -20,7 +20,7 @@ func shipped(t testing.TB, o Options) *Module {
 	t.Helper()
 	bytes, err := module.Wasm()
 	require.NoError(t, err)
-	o.Trusted, o.CacheDir = true, cacheDir
+	o.CacheDir = cacheDir
 	m, err := Load(context.Background(), "shipped", bytes, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close(context.Background())) })
@@ -101,7 +101,7 @@ func TestPoolAnswersAsAFreshInstance(t *testing.T) {
 	want := make([]reply, len(questions))
 	for i := range questions {
 		questions[i] = drawQuestion(rnd, rules)
-		fresh, err := m.newInstance(context.Background())
+		fresh, err := m.newInstance()
 		require.NoError(t, err)
 		want[i] = questions[i].ask(boundSpec{&bound{rule: questions[i].rule, in: fresh}})
 		fresh.close()
@@ -151,7 +151,7 @@ func TestGuestPanicPoisonsAndIsQuoted(t *testing.T) {
 
 // When PoolMax instances are out, a call waits for one to come back; a pin does not.
 func TestPoolWaits(t *testing.T) {
-	m := load(t, good(), Options{PoolMax: 2, Trusted: true})
+	m := load(t, good(), Options{PoolMax: 2})
 	r := open(t, m)
 	synctest.Test(t, func(t *testing.T) {
 		// The condition variable must belong to the bubble for its waits to be seen.
@@ -184,7 +184,7 @@ func TestPoolWaits(t *testing.T) {
 }
 
 func TestMostRecentlyUsedFirst(t *testing.T) {
-	m := load(t, good(), Options{Trusted: true})
+	m := load(t, good(), Options{})
 	a, _ := m.pool.get()
 	b, _ := m.pool.get()
 	m.pool.put(a, true)
@@ -197,7 +197,7 @@ func TestMostRecentlyUsedFirst(t *testing.T) {
 // An instance that has opened many rules is replaced, because it cannot close any.
 func TestHandlesAreBounded(t *testing.T) {
 	a := good().manifest(`{"rules":[{"name":"t","version":"1","kind":"spec","mask":"causal","params":[{"name":"x","min":0,"max":100000}]}]}`)
-	m := load(t, a, Options{Trusted: true})
+	m := load(t, a, Options{})
 	first := m.pool.free[0]
 	for i := range uint64(instanceHandlesMax) {
 		_, err := m.Specs()[0].Open([]uint64{i})
@@ -212,7 +212,7 @@ func TestHandlesAreBounded(t *testing.T) {
 }
 
 func TestPin(t *testing.T) {
-	m := load(t, good().set("kv_scan", opUnreachable), Options{Trusted: true})
+	m := load(t, good().set("kv_scan", opUnreachable), Options{})
 	r := open(t, m)
 	p, release := r.(Pinner).Pin()
 	_, isSpec := p.(abi.SpecRule)

@@ -18,6 +18,23 @@ type Pinner interface {
 	Pin() (r abi.Rule, release func())
 }
 
+// Metered is a rule that says what its calls cost. The rules that Pin and Fresh return
+// are.
+type Metered interface {
+	// Fuel returns the units that the last call has burnt, also when it failed; 0 before
+	// the first.
+	Fuel() uint64
+}
+
+// A Fresher is a rule of which there can be a copy whose state nothing has touched,
+// which is how a rule with hidden state is told from one without. Every rule of this
+// package is one.
+type Fresher interface {
+	// Fresh returns the same rule, bound to a newly made instance that has served no
+	// call. It is used, and released, as what Pin returns.
+	Fresh() (r abi.Rule, release func(), err error)
+}
+
 // A spec is one rule of a module's manifest.
 type spec struct {
 	module   *Module
@@ -122,6 +139,23 @@ func (r *rule) Pin() (abi.Rule, func()) {
 	return b, b.release
 }
 
+// Fresh implements Fresher.
+func (r *rule) Fresh() (abi.Rule, func(), error) {
+	b, err := r.fresh()
+	if err != nil {
+		return nil, nil, err
+	}
+	return b, b.release, nil
+}
+
+func (r *rule) fresh() (*bound, error) {
+	in, err := r.spec.module.pool.pin(true)
+	if err != nil {
+		return nil, fmt.Errorf("rule %s: %w", r.name, err)
+	}
+	return &bound{rule: r, in: in, fresh: true}, nil
+}
+
 // A specRule is a rule of kind spec.
 type specRule struct{ *rule }
 
@@ -145,12 +179,32 @@ func (r specRule) Pin() (abi.Rule, func()) {
 	return boundSpec{b}, b.release
 }
 
+// Fresh implements Fresher.
+func (r specRule) Fresh() (abi.Rule, func(), error) {
+	b, err := r.fresh()
+	if err != nil {
+		return nil, nil, err
+	}
+	return boundSpec{b}, b.release, nil
+}
+
 // A bound is a rule with an instance of its own, taken at the first call and replaced
-// when it has to be thrown away.
+// when it has to be thrown away. A fresh one takes newly made instances only, and does
+// not give them back.
 type bound struct {
 	rule     *rule
 	in       *instance
+	burnt    uint64 // by the last call, when in is nil
+	fresh    bool
 	released bool
+}
+
+// Fuel implements Metered.
+func (b *bound) Fuel() uint64 {
+	if b.in != nil {
+		return b.in.burnt()
+	}
+	return b.burnt
 }
 
 func (b *bound) instance(round *abi.Round) (*instance, error) {
@@ -161,7 +215,7 @@ func (b *bound) instance(round *abi.Round) (*instance, error) {
 		if b.released {
 			return nil, fmt.Errorf("rule %s: used after its pin was released", b.rule.name)
 		}
-		in, err := b.rule.spec.module.pool.pin()
+		in, err := b.rule.spec.module.pool.pin(b.fresh)
 		if err != nil {
 			return nil, err
 		}
@@ -173,15 +227,20 @@ func (b *bound) instance(round *abi.Round) (*instance, error) {
 // done drops the instance when err says that its state is unknown.
 func (b *bound) done(err error) {
 	if err != nil && !isClean(err) {
-		b.rule.spec.module.pool.unpin(b.in, false)
-		b.in = nil
+		b.drop(false)
 	}
+}
+
+// drop gives the instance up, for others to use when it is clean.
+func (b *bound) drop(clean bool) {
+	b.burnt = b.in.burnt()
+	b.rule.spec.module.pool.unpin(b.in, clean)
+	b.in = nil
 }
 
 func (b *bound) release() {
 	if b.in != nil {
-		b.rule.spec.module.pool.unpin(b.in, true)
-		b.in = nil
+		b.drop(!b.fresh)
 	}
 	b.released = true
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 
 	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/plugins/wasm/internal/fuel"
 )
 
 // A signature is a function that one side expects of the other.
@@ -50,11 +51,55 @@ var offers = []signature{
 	{name: "fail", params: i32s, results: none},
 }
 
+// A Signature is a function that a module imports or exports.
+type Signature struct {
+	Module          string // that it is imported from; empty for an export
+	Name            string
+	Params, Results []api.ValueType
+}
+
+// String returns, for example, "kv.input (i32,i32) -> (i32)".
+func (s Signature) String() string {
+	name := s.Name
+	if s.Module != "" {
+		name = s.Module + "." + name
+	}
+	return name + " " + typeString(s.Params, s.Results)
+}
+
+func signatures(functions []fuel.Func) []Signature {
+	s := make([]Signature, len(functions))
+	for i, f := range functions {
+		s[i] = Signature(f)
+	}
+	return s
+}
+
+// Describe returns the functions that a module imports and exports without judging
+// them: it reads no more of a module than that, so it has an answer for many that Load
+// refuses. The error says why it has none.
+func Describe(wasm []byte) (imports, exports []Signature, err error) {
+	if err := checkBytes(wasm); err != nil {
+		return nil, nil, err
+	}
+	i, e, err := fuel.Functions(wasm)
+	if err != nil {
+		return nil, nil, err
+	}
+	return signatures(i), signatures(e), nil
+}
+
 func typeString(params, results []api.ValueType) string {
 	names := func(types []api.ValueType) string {
 		s := make([]string, len(types))
 		for i, t := range types {
 			s[i] = api.ValueTypeName(t)
+			switch t {
+			case fuel.TypeV128:
+				s[i] = "v128"
+			case fuel.TypeFuncref:
+				s[i] = "funcref"
+			}
 		}
 		return "(" + strings.Join(s, ",") + ")"
 	}
@@ -121,37 +166,48 @@ func otherMajors(have map[string]api.FunctionDefinition) string {
 		strings.Join(found, ", "), abi.Major)
 }
 
-// checkImports refuses an import that this host does not offer and reports whether
-// the module needs WASI.
-func (m *Module) checkImports(wasi map[string]api.FunctionDefinition) (needsWASI bool, err error) {
-	for _, f := range m.code.ImportedFunctions() {
-		module, name, _ := f.Import()
-		switch module {
+// checkImports refuses an import that this host does not offer and returns the
+// functions of WASI that the module needs.
+func (m *Module) checkImports(ctx context.Context) (needed map[string]wasi, err error) {
+	var all map[string]wasi
+	for i := range m.imports {
+		f := &m.imports[i]
+		var offer *Signature
+		switch f.Module {
 		case "kv":
-			i := slices.IndexFunc(offers, func(s signature) bool { return s.name == name })
-			if i < 0 {
-				return false, fmt.Errorf("it needs kv.%s; this host offers input, fail", name)
+			k := slices.IndexFunc(offers, func(s signature) bool { return s.name == f.Name })
+			if k < 0 {
+				return nil, fmt.Errorf("it needs kv.%s; this host offers input, fail", f.Name)
 			}
-			if want := offers[i]; !slices.Equal(f.ParamTypes(), want.params) || !slices.Equal(f.ResultTypes(), want.results) {
-				return false, fmt.Errorf("it imports kv.%s with type %s; this host offers %s", name,
-					typeString(f.ParamTypes(), f.ResultTypes()), typeString(want.params, want.results))
-			}
+			offer = &Signature{Params: offers[k].params, Results: offers[k].results}
 		case wasi_snapshot_preview1.ModuleName:
-			if wasi[name] == nil {
-				return false, fmt.Errorf("it needs %s.%s, which is not in WASI preview 1", module, name)
+			if all == nil {
+				if all, err = wasiFunctions(ctx, m.runtime); err != nil {
+					return nil, err
+				}
+				needed = map[string]wasi{}
 			}
-			needsWASI = true
+			w, ok := all[f.Name]
+			if !ok {
+				return nil, fmt.Errorf("it needs %s.%s, which is not in WASI preview 1", f.Module, f.Name)
+			}
+			needed[f.Name] = w
+			offer = &Signature{Params: w.ParamTypes(), Results: w.ResultTypes()}
 		default:
-			return false, fmt.Errorf("it needs %s.%s; this host offers the modules kv (input, fail) and %s", module, name, wasi_snapshot_preview1.ModuleName)
+			return nil, fmt.Errorf("it needs %s.%s; this host offers the modules kv (input, fail) and %s", f.Module, f.Name, wasi_snapshot_preview1.ModuleName)
+		}
+		if !slices.Equal(f.Params, offer.Params) || !slices.Equal(f.Results, offer.Results) {
+			return nil, fmt.Errorf("it imports %s.%s with type %s; this host offers %s", f.Module, f.Name,
+				typeString(f.Params, f.Results), typeString(offer.Params, offer.Results))
 		}
 	}
-	return needsWASI, nil
+	return needed, nil
 }
 
 // readManifest makes the first instance, asks it for the manifest and leaves it in the
 // pool.
-func (m *Module) readManifest(ctx context.Context) error {
-	in, err := m.newInstance(ctx)
+func (m *Module) readManifest() error {
+	in, err := m.newInstance()
 	if err != nil {
 		return err
 	}

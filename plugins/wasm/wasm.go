@@ -34,10 +34,22 @@
 //
 // # Limits
 //
-// A module that comes from a file may spin for ever. For it, wazero checks at every
-// loop header whether the call's deadline has passed, which costs about 1 us a call
-// and makes tight loops an order of magnitude slower. The modules that are embedded in
-// this program are trusted not to spin and run without.
+// A module is rewritten before it is compiled, so that it counts what it does: each
+// entry of a function, turn of a loop, operation on many bytes and call of the host
+// burns units of fuel, and with none left the call ends as a FuelError. How many units a
+// call has depends on what it is asked for, see CallUnits, ChunkUnits and SetupUnits.
+// What a call burns depends on the module's bytes and the call's input alone, so a
+// module that runs away is ended at the same instruction on every machine, and the
+// check that refuses it says the same everywhere. No clock is read.
+//
+// The budget has a second purpose. Compiled code cannot be interrupted, so the garbage
+// collector of this program waits for a call that is running, and everything else waits
+// for the collector: no longer than the budget lasts, see CallUnits.
+//
+// Memory, tables, the compiler's work and everything that a few bytes can declare much
+// of are bounded before the compiler sees the module; package fuel has the limits.
+// Compiled code is cached by the digest of the rewritten bytes, which no other version
+// of the rewriter makes.
 package wasm
 
 import (
@@ -48,9 +60,9 @@ import (
 	"time"
 
 	"github.com/tetratelabs/wazero"
-	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 
 	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/plugins/wasm/internal/fuel"
 )
 
 const (
@@ -67,9 +79,14 @@ const (
 	// call, and of what it printed before it trapped.
 	ReasonBytesMax = 512
 
-	// CallTimeoutDefault ends a call of a module that is not trusted. The longest
-	// honest call, a scan of abi.MaxChunks chunks, takes 50 ms.
-	CallTimeoutDefault = time.Second
+	// CallUnits and ChunkUnits are the fuel of a call of kv_reach, kv_scan or kv_need: a
+	// base, and as much again for each chunk of [0, Hi).
+	CallUnits  = 1 << 22
+	ChunkUnits = 1 << 12
+
+	// SetupUnits is the fuel of the start function, of _initialize, of kv_manifest and of
+	// one kv_open each.
+	SetupUnits = 1 << 24
 
 	// CompileTimeoutDefault is a hundred times what a plain Go guest takes on a core of its
 	// own, so that a busy machine or an instrumented build does not reach it.
@@ -92,25 +109,16 @@ const (
 	instanceHandlesMax = 4096
 )
 
-// Options says how a module is run. The zero value is right for a module from a file.
+// Options says how a module is run. The zero value is right.
 type Options struct {
-	// CacheDir is where compiled code is kept, keyed by the digest of the module and
-	// the version of the compiler; a plain Go guest takes 0.85 s to compile and 30 ms
-	// to read back. Whoever can write there can run native code in this process. Empty
+	// CacheDir is where compiled code is kept, keyed by the digest of the rewritten
+	// module and the version of the compiler; a plain Go guest takes 1 s to compile and
+	// 45 ms to read back. Whoever can write there can run native code in this process. Empty
 	// means no cache.
 	CacheDir string
 
-	// Trusted says that no function of the module runs for ever, so that no call needs
-	// a deadline: CallTimeout is then ignored, and calls cost a fortieth. Only for
-	// modules that were built with this program.
-	Trusted bool
-
-	// CallTimeout ends a call of a module that is not trusted. 0 means
-	// CallTimeoutDefault.
-	CallTimeout time.Duration
-
-	// CompileTimeout ends the wait for the compiler on a module that is not trusted. 0
-	// means CompileTimeoutDefault.
+	// CompileTimeout ends the wait for the compiler: the last resort, since a module that
+	// would take it long is refused before. 0 means CompileTimeoutDefault.
 	CompileTimeout time.Duration
 
 	// PoolMax bounds the instances that calls borrow at one time; pinned ones do not
@@ -123,7 +131,11 @@ type Options struct {
 type Module struct {
 	name    string
 	digest  string
+	size    int // bytes, as given
 	opts    Options
+	start   bool // it exports fuel.Start
+	imports []Signature
+	exports []Signature
 	specs   []abi.Spec
 	runtime wazero.Runtime
 	cache   wazero.CompilationCache // nil without CacheDir
@@ -135,20 +147,17 @@ type Module struct {
 // Load checks and compiles a module. The name only appears in messages: a path, or a
 // shipped module's name. The context bounds the loading.
 func Load(ctx context.Context, name string, wasm []byte, o Options) (*Module, error) {
-	if o.CallTimeout == 0 {
-		o.CallTimeout = CallTimeoutDefault
-	}
 	if o.CompileTimeout == 0 {
 		o.CompileTimeout = CompileTimeoutDefault
 	}
 	if o.PoolMax == 0 {
 		o.PoolMax = PoolMaxDefault
 	}
-	if o.PoolMax < 0 || o.CallTimeout < 0 {
-		return nil, fmt.Errorf("wasm module %s: pool_max is %d and call_timeout is %v; neither may be negative", name, o.PoolMax, o.CallTimeout)
+	if o.PoolMax < 0 || o.CompileTimeout < 0 {
+		return nil, fmt.Errorf("wasm module %s: PoolMax is %d and CompileTimeout is %v; neither may be negative", name, o.PoolMax, o.CompileTimeout)
 	}
 	sum := sha256.Sum256(wasm)
-	m := &Module{name: name, digest: "sha256:" + hex.EncodeToString(sum[:]), opts: o}
+	m := &Module{name: name, digest: "sha256:" + hex.EncodeToString(sum[:]), size: len(wasm), opts: o}
 	m.pool.init(m, o.PoolMax)
 	if err := m.load(ctx, wasm); err != nil {
 		m.release(context.WithoutCancel(ctx))
@@ -157,17 +166,20 @@ func Load(ctx context.Context, name string, wasm []byte, o Options) (*Module, er
 	return m, nil
 }
 
+// rewrite is replaced by benchmarks, to tell what fuel costs.
+var rewrite = fuel.Rewrite
+
 func (m *Module) load(ctx context.Context, wasm []byte) error {
 	if err := checkBytes(wasm); err != nil {
 		return err
 	}
-	wasm, err := checkSections(wasm)
+	metered, err := rewrite(wasm)
 	if err != nil {
 		return err
 	}
-	config := wazero.NewRuntimeConfig().
-		WithMemoryLimitPages(MemoryPagesMax).
-		WithCloseOnContextDone(!m.opts.Trusted)
+	m.start = metered.Start
+	m.imports, m.exports = signatures(metered.Imports), signatures(metered.Exports)
+	config := wazero.NewRuntimeConfig().WithMemoryLimitPages(MemoryPagesMax)
 	if m.opts.CacheDir != "" {
 		cache, err := wazero.NewCompilationCacheWithDir(m.opts.CacheDir)
 		if err != nil {
@@ -177,29 +189,28 @@ func (m *Module) load(ctx context.Context, wasm []byte) error {
 		config = config.WithCompilationCache(cache)
 	}
 	m.runtime = wazero.NewRuntimeWithConfig(ctx, config)
-	if err := m.compile(ctx, wasm); err != nil {
+	if err := m.compile(ctx, metered.Wasm); err != nil {
 		return err
 	}
 	if err := m.checkExports(); err != nil {
 		return err
 	}
-	wasi, err := wasi_snapshot_preview1.NewBuilder(m.runtime).Compile(ctx)
+	needed, err := m.checkImports(ctx)
 	if err != nil {
 		return err
 	}
-	needsWASI, err := m.checkImports(wasi.ExportedFunctions())
-	if err != nil {
-		return err
-	}
-	if needsWASI {
-		if _, err := m.runtime.InstantiateModule(ctx, wasi, wazero.NewModuleConfig()); err != nil {
+	if needed != nil {
+		if err := instantiateWASI(ctx, m.runtime, needed); err != nil {
 			return err
 		}
 	}
 	if err := instantiateKV(ctx, m.runtime); err != nil {
 		return err
 	}
-	return m.readManifest(ctx)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return m.readManifest()
 }
 
 // Name returns the name given to Load.
@@ -208,8 +219,17 @@ func (m *Module) Name() string { return m.name }
 // Digest returns "sha256:" and the hexadecimal digest of the module's bytes.
 func (m *Module) Digest() string { return m.digest }
 
+// Size returns the length of the module in bytes, as it was given.
+func (m *Module) Size() int { return m.size }
+
+// Imports returns the functions that the module imports, in its own order.
+func (m *Module) Imports() []Signature { return m.imports }
+
+// Exports returns the functions that the module exports, in its own order.
+func (m *Module) Exports() []Signature { return m.exports }
+
 // Specs returns the module's rules in the order of its manifest. The rule that a spec
-// of abi.KindSpec opens satisfies abi.SpecRule, and each satisfies Pinner.
+// of abi.KindSpec opens satisfies abi.SpecRule; each satisfies Pinner and Fresher.
 func (m *Module) Specs() []abi.Spec { return m.specs }
 
 // Close waits until every borrowed instance is back and every pin released, then frees
@@ -249,12 +269,8 @@ func (m *Module) compile(ctx context.Context, wasm []byte) error {
 		code, err := runtime.CompileModule(context.WithoutCancel(ctx), wasm)
 		ended <- result{code, err}
 	}()
-	var late <-chan time.Time // never, for a module that is known to compile
-	if !m.opts.Trusted {
-		limit := time.NewTimer(m.opts.CompileTimeout)
-		defer limit.Stop()
-		late = limit.C
-	}
+	limit := time.NewTimer(m.opts.CompileTimeout)
+	defer limit.Stop()
 	var why error
 	select {
 	case r := <-ended:
@@ -264,7 +280,7 @@ func (m *Module) compile(ctx context.Context, wasm []byte) error {
 		return nil
 	case <-ctx.Done():
 		why = ctx.Err()
-	case <-late:
+	case <-limit.C:
 		why = fmt.Errorf("it was still being compiled after %v; is a function of it very large, or are its loops nested very deep?", m.opts.CompileTimeout)
 	}
 	left := &Module{runtime: runtime, cache: cache}

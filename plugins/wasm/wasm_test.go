@@ -8,13 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/plugins/wasm/internal/fuel"
 )
 
 // cacheDir keeps compiled code for one run of the tests.
@@ -147,7 +146,7 @@ func TestRefusals(t *testing.T) {
 		{"rule twice", good().manifest(`{"rules":[` + spec + "," + spec + `]}`).bytes(), "kv_manifest: rule t is declared twice"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := Load(context.Background(), "x.wasm", test.bytes, Options{Trusted: true})
+			_, err := Load(context.Background(), "x.wasm", test.bytes, Options{})
 			require.ErrorContains(t, err, "wasm module x.wasm: ")
 			got := strings.TrimPrefix(err.Error(), "wasm module x.wasm: ")
 			if strings.HasSuffix(test.want, ": ") { // the rest is the runtime's
@@ -159,7 +158,7 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	_, err := Load(context.Background(), "x.wasm", good().bytes(), Options{PoolMax: -1})
-	require.EqualError(t, err, "wasm module x.wasm: pool_max is -1 and call_timeout is 1s; neither may be negative")
+	require.EqualError(t, err, "wasm module x.wasm: PoolMax is -1 and CompileTimeout is 2m0s; neither may be negative")
 }
 
 // A policy needs no kv_need, and WASI is there for who asks.
@@ -219,8 +218,8 @@ func TestAnswers(t *testing.T) {
 		{"input outside", "kv_reach", code(call(fnInput, 65530, 200), opDrop, i64Const(-1)), "rule t: kv_reach trapped: input(65530, 200): the buffer is not inside the memory of 65536 bytes", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			for _, o := range []Options{{}, {Trusted: true}} {
-				m := load(t, good().set(test.export, test.body), o)
+			{
+				m := load(t, good().set(test.export, test.body), Options{})
 				r := open(t, m)
 				before := m.pool.free[0]
 				var err error
@@ -324,29 +323,6 @@ func TestReasonIsCut(t *testing.T) {
 	require.Len(t, g.Reason, ReasonBytesMax)
 }
 
-// A guest from a file that spins is ended by the deadline, wherever it spins.
-func TestSpinningGuestIsEnded(t *testing.T) {
-	spin := code(opLoop, blockVoid, opBr, 0, opEnd)
-	o := Options{CallTimeout: 50 * time.Millisecond}
-	m := load(t, good().set("kv_reach", spin, i64Const(-1)), o)
-	r := open(t, m)
-	var timeout *TimeoutError
-	require.ErrorAs(t, r.Reach(round8, abi.NewBitmap(8)), &timeout)
-	require.EqualError(t, timeout, "rule t: kv_reach was still running after 50ms and was ended")
-	require.NoError(t, r.Need(round8, abi.NewBitmap(8)), "the instance is replaced")
-
-	for _, export := range []string{"kv_manifest", "_initialize"} {
-		a := good()
-		if export == "_initialize" {
-			a.funcs = append(a.funcs, asmFunc{name: export, body: spin})
-		} else {
-			a.set(export, spin, i64Const(-1))
-		}
-		_, err := Load(context.Background(), "x.wasm", a.bytes(), o)
-		require.EqualError(t, err, "wasm module x.wasm: rule (loading): "+export+" was still running after 50ms and was ended")
-	}
-}
-
 func TestMemoryStopsAtItsLimit(t *testing.T) {
 	grow := func(pages int64, op int) []byte {
 		return code(i32Const(pages), opMemoryGrow, 0, i32Const(-1), op, opIf, blockVoid, opUnreachable, opEnd)
@@ -370,8 +346,8 @@ func TestTablesStopAtTheirLimit(t *testing.T) {
 		table []byte
 		limit int64
 	}{
-		{code(0x70, 0, 1), tableElementsMax},
-		{code(0x70, 1, 1, uleb(1<<32-1)), tableElementsMax},
+		{code(0x70, 0, 1), fuel.TableElementsMax},
+		{code(0x70, 1, 1, uleb(1<<32-1)), fuel.TableElementsMax},
 		{code(0x70, 1, 1, 7), 7},
 	} {
 		a := good().set("kv_reach", grow(test.limit-1, opI32Eq), grow(1, opI32Ne), viewOf(scratch, 1))
@@ -390,75 +366,6 @@ func TestStderrIsKept(t *testing.T) {
 	require.Len(t, in.stderr.text, ReasonBytesMax)
 	in.stderr.text = in.stderr.text[:9]
 	require.EqualError(t, in.trap("t", "kv_reach", errors.New("exit")), `rule t: kv_reach trapped: exit; it printed: panic: x`)
-}
-
-// raw is a module of one section.
-func raw(id byte, content ...any) []byte {
-	return append([]byte("\x00asm\x01\x00\x00\x00"), section(id, code(content...))...)
-}
-
-// A few bytes must not make the decoder ask for gigabytes.
-func TestSectionsThatClaimTooMuch(t *testing.T) {
-	huge := uleb(1<<32 - 1)
-	const claims = "it announces 4294967295 items of at least"
-	for _, test := range []struct {
-		module []byte
-		want   string
-	}{
-		{raw(0, name("name"), 1, uleb(6), huge, 0), "section custom, byte 22: " + claims + " 2 bytes, and 1 bytes are left"},
-		{raw(0, name("name"), 2, uleb(8), 1, 0, huge, 0), "section custom, byte 24: " + claims + " 2 bytes, and 1 bytes are left"},
-		{raw(0, huge), "section custom, byte 15: " + claims + " 1 bytes, and 0 bytes are left"},
-		{raw(1, huge), "section type, byte 15: " + claims + " 3 bytes, and 0 bytes are left"},
-		{raw(1, 1, 0x60, huge), "section type, byte 17: " + claims + " 1 bytes, and 0 bytes are left"},
-		{raw(1, 1, 0x5f, 0, 0), "section type, byte 12: type form 0x5f; only functions, 0x60, are supported"},
-		{raw(2, huge), "section import, byte 15: " + claims + " 4 bytes, and 0 bytes are left"},
-		{raw(2, 1, 0, 0, 9, 0), "section import, byte 14: import of kind 9"},
-		{raw(2, 1, 0, 0, 1, 0x70, 0, huge), "section import, byte 21: a table of 4294967295 elements; at most 1048576 are allowed"},
-		{raw(3, huge), "section function, byte 15: " + claims + " 1 bytes, and 0 bytes are left"},
-		{raw(4, 1, 0x70, 0, uleb(tableElementsMax+1)), "section table, byte 16: a table of 1048577 elements; at most 1048576 are allowed"},
-		{raw(4, 17, make([]byte, 60)), "section table, byte 11: 17 tables; at most 16 are allowed"},
-		{raw(4, 1, 0x40, 0, 0x70, 0, 0), "section table, byte 11: a table with an initial value; only null is supported"},
-		{raw(4, 1, 0x70, 4, 0), "section table, byte 14: a table with flags 0x4; 0 and 1 are supported"},
-		{append(raw(4, 0), 4, 1, 0), "section table, byte 14: there is one already"},
-		{raw(6, huge), "section global, byte 15: " + claims + " 3 bytes, and 0 bytes are left"},
-		{raw(6, 1, 0x7f, 0, 0x10), "section global, byte 14: instruction 0x10 in a constant expression"},
-		{raw(7, 1, huge), "section export, byte 16: " + claims + " 1 bytes, and 0 bytes are left"},
-		{raw(9, 1, 1, 0, huge), "section element, byte 18: " + claims + " 1 bytes, and 0 bytes are left"},
-		{raw(9, 1, 4, 0x41, 0, 0x0b, huge), "section element, byte 20: " + claims + " 1 bytes, and 0 bytes are left"},
-		{raw(9, 1, 8, 0), "section element, byte 12: element segment of kind 8"},
-		{raw(10, 1, 3, 1, uleb(localsMax+1), 0x7f), "section code, byte 17: more than 1048576 locals in all functions together"},
-		{raw(10, 1, 1, 1, 1, 0x7f, 0x0b), "section code, byte 15: the locals of a function go beyond its end"},
-		{raw(11, 1, 1, huge), "section data, byte 17: " + claims + " 1 bytes, and 0 bytes are left"},
-		{raw(11, 1, 0, 0x44), "section data, byte 21: it ends in the middle of an item"},
-		{raw(11, 1, 3, 0), "section data, byte 12: data segment of kind 3"},
-		{raw(3, make([]byte, 0)), "section function, byte 10: it ends in the middle of an item"},
-		{append(raw(3, 0), 3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), "section function, byte 22: a number has more than 10 bytes"},
-	} {
-		_, err := checkSections(test.module)
-		assert.EqualError(t, err, "not a valid module: "+test.want)
-	}
-	// Functions share the bound on locals.
-	half := code(uleb(6), 1, uleb(localsMax/2), 0x7f, opEnd)
-	_, err := checkSections(raw(10, vector(half, half)))
-	require.NoError(t, err)
-	_, err = checkSections(raw(10, vector(half, half, half)))
-	require.Error(t, err)
-}
-
-// Whatever passes the walk of the sections has no more items than bytes.
-func FuzzCheckSections(f *testing.F) {
-	f.Add(good().bytes())
-	f.Add(raw(9, 1, 4, 0x41, 0, 0x0b, 1, 0xd2, 0, 0x0b))
-	f.Add(raw(0, name("name"), 1, 3, 1, 0, 0))
-	f.Fuzz(func(t *testing.T, in []byte) {
-		if checkBytes(in) == nil {
-			if out, err := checkSections(in); err == nil { // never panics; what it changed stands
-				again, err := checkSections(out)
-				require.NoError(t, err)
-				require.Equal(t, out, again)
-			}
-		}
-	})
 }
 
 func FuzzDecodeManifest(f *testing.F) {
@@ -483,21 +390,21 @@ func FuzzLoad(f *testing.F) {
 	f.Add(good().drop("kv_need").bytes())
 	f.Add([]byte("\x00asm\x01\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		m, err := Load(context.Background(), "fuzz", in, Options{CallTimeout: 100 * time.Millisecond})
+		m, err := Load(context.Background(), "fuzz", in, Options{})
 		if err == nil {
 			require.NoError(t, m.Close(context.Background()))
 		}
 	})
 }
 
-var rewrite = flag.Bool("rewrite", false, "write the modules that other packages' tests read from testdata")
+var rewriteFiles = flag.Bool("rewrite", false, "write the modules that other packages' tests read from testdata")
 
 // The modules in ../testdata are made here: policies p, and p and q, that do nothing.
 func TestTestdata(t *testing.T) {
 	const p, q = `{"name":"p","version":"1","kind":"policy"}`, `{"name":"q","version":"1","kind":"policy"}`
 	for file, rules := range map[string]string{"one.wasm": p, "two.wasm": p + "," + q} {
 		path, want := filepath.Join("..", "testdata", file), good().drop("kv_need").manifest(`{"rules":[`+rules+`]}`).bytes()
-		if *rewrite {
+		if *rewriteFiles {
 			require.NoError(t, os.WriteFile(path, want, 0o644))
 		}
 		got, err := os.ReadFile(path)

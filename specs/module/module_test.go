@@ -54,7 +54,7 @@ func gunzip(t *testing.T, path string) []byte {
 }
 
 func load(t *testing.T, code []byte) *wasm.Module {
-	m, err := wasm.Load(context.Background(), "shipped", code, wasm.Options{Trusted: true, CacheDir: cacheDir})
+	m, err := wasm.Load(context.Background(), "shipped", code, wasm.Options{CacheDir: cacheDir})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close(context.Background())) })
 	return m
