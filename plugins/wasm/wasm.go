@@ -118,8 +118,8 @@ const (
 // Options says how a module is run. The zero value is right.
 type Options struct {
 	// CacheDir is where compiled code is kept, keyed by the digest of the rewritten
-	// module and the version of the compiler; a plain Go guest takes 1 s to compile and
-	// 45 ms to read back. Whoever can write there can run native code in this process. Empty
+	// module and the version of the compiler; the shipped module, of plain Go, takes
+	// 1.1 s to compile and 65 to 70 ms to read back. Whoever can write there can run native code in this process. Empty
 	// means no cache.
 	CacheDir string
 

@@ -22,7 +22,8 @@
 // for the one before it, and finds 0.05 to 2 ns a unit on a 2.3 GHz processor. What
 // weighs too little is memory that is in no cache: a chain of loads that jumps through
 // all 16 MiB takes 14 to 27 ns a unit, and growing the memory page by page to its limit,
-// which an instance can do once, up to 0.3 s in all. Honest code takes 0.05 to 0.2 ns.
+// which an instance can do once, up to 0.3 s in all. The
+// shipped rules take 0.06 to 0.25 ns.
 //
 // # What is refused
 //
