@@ -172,6 +172,9 @@ func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin,
 		path = filepath.Join(l.options.BaseDir, path)
 	}
 	bytes, err := readModule(path)
+	if errors.Is(err, fs.ErrNotExist) && l.options.BaseDir == "" {
+		err = missingError{path, "the working directory"}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("rule %s: %w", ref, err)
 	}
@@ -216,16 +219,17 @@ func choose(specs []abi.Spec, name, what string) (abi.Spec, error) {
 	case name != "":
 		return nil, fmt.Errorf("the %s holds no rule %s; did you mean %s? It holds: %s", what, name, nearest(name, names), strings.Join(names, ", "))
 	case len(specs) > 1:
-		return nil, fmt.Errorf("the %s holds %d rules; add #name, one of: %s", what, len(specs), strings.Join(names, ", "))
+		return nil, &AmbiguousError{what, names}
 	}
 	return specs[0], nil
 }
 
-// A missingError is the path of a module that is not there. It is an fs.ErrNotExist.
-type missingError string
+// A missingError is the path of a module that is not there, and what it is relative to. It
+// is an fs.ErrNotExist.
+type missingError struct{ path, base string }
 
 func (e missingError) Error() string {
-	return fmt.Sprintf("there is no file %s; build the module first, or correct the path, which is relative to the deployment file", string(e))
+	return fmt.Sprintf("there is no file %s; build the module first, or correct the path, which is relative to %s", e.path, e.base)
 }
 
 func (missingError) Unwrap() error { return fs.ErrNotExist }
@@ -234,7 +238,7 @@ func (missingError) Unwrap() error { return fs.ErrNotExist }
 func readModule(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, missingError(path)
+		return nil, missingError{path, "the deployment file"}
 	}
 	if err != nil {
 		return nil, err
