@@ -27,6 +27,7 @@ import (
 	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/plugins"
 	"github.com/tierd/tierd/plugins/wasm"
+	"github.com/tierd/tierd/registry/deploy/strictyaml"
 	"github.com/tierd/tierd/specs/module"
 )
 
@@ -74,13 +75,6 @@ func Read(ctx context.Context, ref string, o Options) (*Report, error) {
 		return readProcess(ctx, ref, exec, o)
 	}
 	if !strings.ContainsAny(path, "/.") {
-		p, err := plugins.Open(ctx, ref, plugins.Options{CacheDir: o.CacheDir}) // which knows the names
-		if err != nil {
-			return nil, err
-		}
-		if err := p.Close(ctx); err != nil {
-			return nil, err
-		}
 		code, err := module.Wasm()
 		if err != nil {
 			return nil, err
@@ -147,7 +141,7 @@ func readModule(ctx context.Context, r *Report, code []byte, name string, o Opti
 		names = append(names, s.Manifest().Name)
 	}
 	if name != "" && !slices.Contains(names, name) {
-		return nil, fmt.Errorf("%s holds no rule %s; it holds: %s", r.Source, name, strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s: no rule %q there%s it holds: %s", r.Source, name, strictyaml.DidYouMean(name, names), strings.Join(names, ", "))
 	}
 	for _, s := range m.Specs() {
 		if name == "" || s.Manifest().Name == name {

@@ -138,8 +138,8 @@ func TestWhatCannotBeRead(t *testing.T) {
 	for ref, want := range map[string]string{
 		"none.wasm":       "no such file",
 		".":               "not a regular file",
-		"windo":           "did you mean window?",
-		"specs.wasm#none": "specs.wasm holds no rule none; it holds: full, window, request-level, chunk-level",
+		"windo":           `shipped: no rule "windo" there; did you mean "window"? it holds: full, window, request-level, chunk-level`,
+		"specs.wasm#none": `specs.wasm: no rule "none" there; it holds: full, window, request-level, chunk-level`,
 		"exec:./none":     "no such file",
 		"exec:.":          "not a regular file",
 	} {
