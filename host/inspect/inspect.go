@@ -79,13 +79,13 @@ func Read(ctx context.Context, ref string, o Options) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		return readModule(ctx, &Report{Ref: ref, Source: plugins.Shipped}, code, ref, o)
+		return readModule(ctx, &Report{Ref: ref, Source: plugins.Shipped, Rules: []Rule{}}, code, ref, o)
 	}
 	code, err := readFile(path)
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Ref: ref, Source: path}
+	r := &Report{Ref: ref, Source: path, Rules: []Rule{}}
 	if len(code) > wasm.ModuleBytesMax { // the rest of it was not read
 		return r.tooLong()
 	}
@@ -213,7 +213,7 @@ func uleb(b []byte) (v, n uint64) {
 
 // readProcess inspects a subprocess: the executable, and what it says of itself.
 func readProcess(ctx context.Context, ref, path string, o Options) (*Report, error) {
-	r := &Report{Ref: ref, Source: path}
+	r := &Report{Ref: ref, Source: path, Rules: []Rule{}}
 	f, err := os.Open(filepath.Clean(path))
 	if err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		line("ABI", "version %s", r.ABI)
 	}
 	if r.MemoryPagesMax > 0 {
-		line("memory", "%d pages of 64 KiB at the start, of at most %d", r.MemoryPages, r.MemoryPagesMax)
+		line("memory", "starts with %d of at most %d pages of 64 KiB", r.MemoryPages, r.MemoryPagesMax)
 	}
 	for i := range r.Rules {
 		b.WriteByte('\n')

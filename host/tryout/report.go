@@ -62,7 +62,7 @@ func (r *Result) WriteText(w io.Writer) error {
 	if r.UnverifiedNeed {
 		line("need", "no mask of the list describes it, so it is taken on trust")
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, strings.TrimRight(b.String(), "\n")+"\n")
 	return err
 }
 
