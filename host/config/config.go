@@ -160,9 +160,19 @@ func Parse(path string, data []byte) (*Config, error) {
 	c.fillZeros()
 	c.resolve(filepath.Dir(path))
 	if err := c.Validate(); err != nil {
+		if line := lineOf(err, strictyaml.Lines(data)); line > 0 {
+			return nil, fmt.Errorf("%s:%d: %w", path, line, err)
+		}
 		return nil, c.Errorf("%w", err)
 	}
 	return &c, nil
+}
+
+// lineOf returns the line of the key that a message of Validate begins with, or 0 when the
+// file does not have it.
+func lineOf(err error, lines map[string]int) int {
+	key := strings.TrimRight(strings.SplitN(err.Error(), " ", 2)[0], ":")
+	return lines[key]
 }
 
 // Errorf is fmt.Errorf with the configuration's file in front. Whoever finds out that a
@@ -302,6 +312,9 @@ func (c *Config) validateAddresses() error {
 			return err
 		}
 	}
+	if err := c.clash(); err != nil {
+		return err
+	}
 	if err := checkAdvertise(c.Advertise); err != nil {
 		return err
 	}
@@ -310,6 +323,26 @@ func (c *Config) validateAddresses() error {
 		return fmt.Errorf("data_listen is %s, which names no host that a peer could connect to; set advertise to this node's host name or address", c.DataListen)
 	}
 	return nil
+}
+
+// clash refuses two keys with one address. Port 0 is another one each time.
+func (c *Config) clash() error {
+	listens := []struct{ name, value string }{{"http_listen", c.HTTPListen}, {"data_listen", c.DataListen}, {"peer_listen", c.PeerListen}}
+	for i, a := range listens {
+		for _, b := range listens[:i] {
+			if p, q := address(a.value), address(b.value); p == q && !strings.HasSuffix(p, ":0") {
+				return fmt.Errorf("%s is %s, and so is %s; give each a port of its own", a.name, a.value, b.name)
+			}
+		}
+	}
+	return nil
+}
+
+// address is a checked host:port with its port as a number.
+func address(hostport string) string {
+	host, port, _ := net.SplitHostPort(hostport)
+	n, _ := net.LookupPort("tcp", port)
+	return net.JoinHostPort(strings.ToLower(host), fmt.Sprint(n))
 }
 
 func checkAdvertise(a string) error {

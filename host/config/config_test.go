@@ -99,6 +99,8 @@ func TestRefusals(t *testing.T) {
 		{"negative slab", set("slab_bytes", "-1")},
 		{"log level", set("log_level", "loud")},
 		{"listen without port", set("peer_listen", "127.0.0.1")},
+		{"control and bytes on one port", set("data_listen", "127.0.0.1:7000")},
+		{"bytes and metrics on one port", set("data_listen", "127.0.0.1:9470")},
 		{"advertise with a path", set("advertise", "host/data")},
 		{"advertise with port 0", set("advertise", "'host:0'")},
 		{"any address, nothing advertised", set("data_listen", "':7001'") + "insecure: true\n"},
@@ -130,6 +132,45 @@ func TestRefusals(t *testing.T) {
 	want, err := os.ReadFile(golden)
 	require.NoError(t, err)
 	require.Equal(t, string(want), got.String())
+}
+
+func TestPortZeroIsNoClash(t *testing.T) {
+	_, err := Parse("node.yaml", []byte(strings.NewReplacer("127.0.0.1:7000", "127.0.0.1:0", "127.0.0.1:7001", "127.0.0.1:0").Replace(minimal)))
+	require.NoError(t, err)
+}
+
+// Every key that a reload does not take up is named when it changes, and no other.
+func TestIgnored(t *testing.T) {
+	const tls = "tls: {cert: c, key: k, ca: a}\n"
+	parse := func(file string) *Config {
+		c, err := Parse("node.yaml", []byte(file))
+		require.NoError(t, err)
+		return c
+	}
+	for _, c := range []struct {
+		from, to string
+		keys     []string
+	}{
+		{minimal, minimal, nil},
+		{minimal, minimal + "log_level: debug\npeers: [{id: b, control: 'b:1'}]\n", nil},
+		{minimal, minimal + "deadlines: {request_ms: 30000}\n", nil}, // the default
+		{minimal, strings.Replace(minimal, "slab_bytes: 1048576", "slab_bytes: 2097152", 1), []string{"slab_bytes"}},
+		{minimal, minimal + "bounds: {parked_bytes: 5, engines: 3}\ndeadlines: {drain_ms: 7}\n", []string{"deadlines.drain_ms", "bounds.engines", "bounds.parked_bytes"}},
+		{minimal, strings.Replace(minimal, "7001", "7002", 1) + "insecure: true\n", []string{"data_listen", "insecure"}},
+		{minimal, minimal + tls, []string{"tls"}},
+		{minimal + tls, minimal + strings.Replace(tls, "key: k", "key: other", 1), []string{"tls.key"}},
+	} {
+		require.Equal(t, c.keys, parse(c.from).Ignored(parse(c.to)), c.to)
+	}
+	// A new key of the format is compared without anybody's doing.
+	a, b := parse(minimal), parse(minimal)
+	for i := range reflect.TypeFor[Config]().NumField() {
+		f := reflect.ValueOf(b).Elem().Field(i)
+		if f.Kind() == reflect.String {
+			f.SetString("changed")
+		}
+	}
+	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "deployment"}, a.Ignored(b))
 }
 
 func TestInsecureMayListenAnywhere(t *testing.T) {

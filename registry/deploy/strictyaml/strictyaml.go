@@ -61,6 +61,35 @@ func Decode(name string, data []byte, into any) error {
 	return d.value(doc.Content[0], reflect.ValueOf(into).Elem(), "")
 }
 
+// Lines returns the line of each key of a document that Decode takes, by its path, such
+// as "peers[0].id". It is for messages about values that only their reader can judge.
+func Lines(data []byte) map[string]int {
+	lines := map[string]int{}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil || len(doc.Content) == 0 {
+		return lines
+	}
+	addLines(lines, doc.Content[0], "")
+	return lines
+}
+
+func addLines(lines map[string]int, n *yaml.Node, path string) {
+	switch n.Kind {
+	case yaml.MappingNode:
+		for i := 0; i < len(n.Content); i += 2 {
+			key := join(path, n.Content[i].Value)
+			lines[key] = n.Content[i].Line
+			addLines(lines, n.Content[i+1], key)
+		}
+	case yaml.SequenceNode:
+		for i, c := range n.Content {
+			key := fmt.Sprintf("%s[%d]", path, i)
+			lines[key] = c.Line
+			addLines(lines, c, key)
+		}
+	}
+}
+
 type decoder struct{ name string }
 
 func (d decoder) errorf(line int, format string, args ...any) error {

@@ -78,3 +78,13 @@ func TestNearest(t *testing.T) {
 	})
 	require.Equal(t, "", strictyaml.Nearest("x", nil))
 }
+
+// Lines knows the line of every key that Decode takes.
+func TestLines(t *testing.T) {
+	lines := strictyaml.Lines([]byte("name: x\npeers:\n  - id: a\n    size: 1\n  - {id: b}\ntls:\n  id: k\n"))
+	require.Equal(t, map[string]int{
+		"name": 1, "peers": 2, "peers[0]": 3, "peers[0].id": 3, "peers[0].size": 4, "peers[1]": 5, "peers[1].id": 5, "tls": 6, "tls.id": 7,
+	}, lines)
+	require.Empty(t, strictyaml.Lines([]byte("a: [")))
+	require.Empty(t, strictyaml.Lines(nil))
+}
