@@ -34,61 +34,91 @@ const (
 )
 
 func checkCommand() *cobra.Command {
-	var asJSON bool
-	var state string
-	var seed uint64
+	var a tryArgs
 	cmd := &cobra.Command{
-		Use:   "check DEPLOYMENT.yaml",
-		Short: "Judge a deployment: is every demand covered by the supply?",
+		Use:   "check DEPLOYMENT.yaml | PLUGIN.wasm[#RULE] | exec:./PLUGIN[#RULE]",
+		Short: "Judge a deployment, or the rules of a plugin: is every demand covered by the supply?",
 		Long: `Check opens the rules that a deployment names and runs their supply against their
 demand over the deployment's whole domain, with the planner that the daemon runs.
+
+Given a plugin instead, it judges each of its rules without a deployment: the laws that a
+rule keeps alone, then the same relations in some twenty small deployments that it makes
+from the manifest. What it accepts is likely right; a daemon still judges the deployment
+that it serves. With --twin it also compares the rule's answers with another
+implementation's.
 
 Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 2 could not decide.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fmt.Errorf("%d files given; give one deployment file, as in: tierd check deployment.yaml", len(args))
+				return fmt.Errorf("%d files given; give one deployment file or plugin, as in: tierd check deployment.yaml", len(args))
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := judge(cmd.Context(), args[0], state, seed, cmd.ErrOrStderr())
-			if err != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "tierd check: %v\n", err)
-				if asJSON {
-					_ = json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"verdict": "undecided", "error": err.Error()})
-				}
-				return &exitError{exitUndecided}
-			}
-			if asJSON {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				if err := enc.Encode(v); err != nil {
-					return err
-				}
-			} else {
-				var out bytes.Buffer
-				printVerdict(&out, v)
-				if _, err := out.WriteTo(cmd.OutOrStdout()); err != nil {
-					return err
-				}
-			}
-			if v.Verdict != registry.Accepted {
-				return &exitError{exitRefused}
-			}
-			return nil
-		},
+		RunE: func(cmd *cobra.Command, args []string) error { return runCheck(cmd, args[0], a) },
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the verdict as JSON")
-	cmd.Flags().StringVar(&state, "state", "", "directory that keeps accepted verdicts and compiled modules")
-	cmd.Flags().Uint64Var(&seed, "seed", rules.DefaultSeed, "seed of the drawn cases")
+	f := cmd.Flags()
+	f.BoolVar(&a.asJSON, "json", false, "print the verdict as JSON")
+	f.StringVar(&a.state, "state", "", stateUsage)
+	f.Uint64Var(&a.seed, "seed", rules.DefaultSeed, "seed of the drawn cases, and of a plugin's drawn parameters")
+	f.StringSliceVar(&a.legs, "legs", []string{"pd", "probe"}, "of a plugin: the legs that its deployments use")
+	f.StringVar(&a.twin, "twin", "", "of a plugin with one rule: another implementation, which must give the same answers")
 	return cmd
+}
+
+func runCheck(cmd *cobra.Command, arg string, a tryArgs) error {
+	ref, plugin := pluginRef(arg)
+	var err error
+	switch {
+	case plugin:
+		err = tryPlugin(cmd.Context(), ref, a, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	case cmd.Flags().Changed("twin") || cmd.Flags().Changed("legs"):
+		err = fmt.Errorf("--twin and --legs are for a plugin, and %s is taken for a deployment file", arg)
+	default:
+		err = checkDeployment(cmd, arg, a)
+	}
+	var exit *exitError
+	if err == nil || errors.As(err, &exit) {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "tierd check: %v\n", err)
+	if a.asJSON {
+		_ = json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"verdict": "undecided", "error": err.Error()})
+	}
+	return &exitError{exitUndecided}
+}
+
+func checkDeployment(cmd *cobra.Command, path string, a tryArgs) error {
+	v, err := judge(cmd.Context(), path, a.state, a.seed, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if a.asJSON {
+		enc := json.NewEncoder(&out)
+		enc.SetIndent("", "  ")
+		if err := enc.Encode(v); err != nil {
+			return err
+		}
+	} else {
+		printVerdict(&out, v)
+	}
+	if _, err := out.WriteTo(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+	if v.Verdict != registry.Accepted {
+		return &exitError{exitRefused}
+	}
+	return nil
 }
 
 // judge returns the verdict of a deployment file, accepted or refused.
 func judge(ctx context.Context, path, state string, seed uint64, progress io.Writer) (*registry.Verdict, error) {
 	d, err := deploy.Load(path)
 	if err != nil {
+		return nil, err
+	}
+	if err := makeState(state); err != nil {
 		return nil, err
 	}
 	bar, done := progressTo(progress)
@@ -120,7 +150,7 @@ func progressTo(w io.Writer) (update func(done, total int), finish func()) {
 			defer mu.Unlock()
 			if now := time.Now(); now.After(next) {
 				next = now.Add(progressEvery)
-				fmt.Fprintf(w, "tierd check: %d %% of the prompt lengths done\n", 100*done/max(total, 1))
+				fmt.Fprintf(w, "tierd check: %d %% done\n", 100*done/max(total, 1))
 			}
 		}, func() {}
 	}

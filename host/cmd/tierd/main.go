@@ -2,6 +2,10 @@
 //
 //	tierd serve -c node.yaml       run the daemon of a node
 //	tierd check deployment.yaml    judge a deployment
+//	tierd check plugin.wasm        judge the rules of a plugin, without a deployment
+//	tierd inspect plugin.wasm      say what a plugin is and needs
+//	tierd eval                     ask rules single questions, a line of JSON each
+//	tierd new rule NAME --lang go  write the directory of a new rule
 //	tierd replay ...               play both engines against two daemons
 //	tierd version                  say which build this is
 package main
@@ -19,6 +23,9 @@ import (
 var commands = []func() *cobra.Command{
 	serveCommand,
 	checkCommand,
+	inspectCommand,
+	evalCommand,
+	newCommand,
 	replayCommand,
 	versionCommand,
 }

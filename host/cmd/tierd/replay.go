@@ -78,8 +78,12 @@ After SIGINT or SIGTERM it prints the report of what was played until then and e
 }
 
 func runReplay(cmd *cobra.Command, opt *replay.Options, args *replayArgs) error {
+	reported := false
 	fail := func(err error) error {
 		fmt.Fprintf(cmd.ErrOrStderr(), "tierd replay: %v\n", err)
+		if args.asJSON && !reported { // standard output holds one JSON object in any case
+			_ = json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"error": err.Error()})
+		}
 		return &exitError{exitReplayFailed}
 	}
 	if args.requests < 0 {
@@ -104,6 +108,7 @@ func runReplay(cmd *cobra.Command, opt *replay.Options, args *replayArgs) error 
 	report, err := replay.Run(ctx, *opt)
 	bar.clear()
 	if report != nil {
+		reported = true
 		if err := printReport(cmd.OutOrStdout(), report, args.asJSON); err != nil {
 			return fail(err)
 		}

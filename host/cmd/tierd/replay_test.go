@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -50,6 +51,25 @@ func TestReplayCannotRun(t *testing.T) {
 		require.Equal(t, 1, strings.Count(said, "replay: "), said)
 		require.Equal(t, 1, strings.Count(said, "\n"), said)
 	}
+}
+
+// With --json standard output is one object, also when nothing was played.
+func TestReplayFailsInJSON(t *testing.T) {
+	dir := t.TempDir()
+	trace := filepath.Join(dir, "trace.jsonl")
+	require.NoError(t, os.WriteFile(trace, []byte(`{"input_length": 5, "hash_ids": [1]}`+"\n"), 0o600))
+	root := rootCommand()
+	var out, errOut bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(&errOut)
+	root.SetArgs([]string{"replay", "--json", "--trace", trace, "--producer", filepath.Join(dir, "p"), "--consumer", filepath.Join(dir, "c")})
+	var exit *exitError
+	require.ErrorAs(t, root.ExecuteContext(t.Context()), &exit)
+	require.Equal(t, exitReplayFailed, exit.status)
+	var object map[string]string
+	require.NoError(t, json.Unmarshal(out.Bytes(), &object), out.String())
+	require.Contains(t, object["error"], "no daemon answers at")
+	require.Equal(t, "tierd replay: "+object["error"]+"\n", errOut.String())
 }
 
 func TestReplaySaysThatTheTraceIsShorter(t *testing.T) {

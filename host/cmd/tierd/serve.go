@@ -29,7 +29,8 @@ to addresses.json in its state directory. The check may take a minute the first 
 /readyz at http_listen says how far it is.
 
 SIGTERM, SIGINT   drain and stop, or give the check up; a second one stops at once
-SIGHUP            read the peers and the log level of the configuration again
+SIGHUP            read the peers and the log level of the configuration again; the log
+                  names other keys that have changed, which need a restart
 
 Exit status: 0 stopped as asked, 1 stopped at once by a second signal, 2 could not start.`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -105,7 +106,7 @@ func serve(ctx context.Context, path string, out, errOut io.Writer) error {
 	for {
 		select {
 		case <-reload:
-			reread(path, node, level, log)
+			reread(path, cfg, node, level, log)
 		case s := <-stop:
 			log.Info("stopping", "signal", s.String())
 			return closeNode(node, stop)
@@ -156,8 +157,9 @@ func sayReady(node *host.Node, out io.Writer) error {
 	return err
 }
 
-// reread takes up what SIGHUP may change. A file that cannot be read changes nothing.
-func reread(path string, node *host.Node, level *slog.LevelVar, log *slog.Logger) {
+// reread takes up what SIGHUP may change, and names what else has changed since the start.
+// A file that cannot be read changes nothing.
+func reread(path string, running *config.Config, node *host.Node, level *slog.LevelVar, log *slog.Logger) {
 	cfg, err := config.Load(path)
 	if err == nil {
 		err = node.SetPeers(cfg.Peers)
@@ -168,6 +170,9 @@ func reread(path string, node *host.Node, level *slog.LevelVar, log *slog.Logger
 	if err != nil {
 		log.Error("the configuration could not be read again; the old one stays", "file", path, "error", err)
 		return
+	}
+	if ignored := running.Ignored(cfg); len(ignored) > 0 {
+		log.Warn("keys that changed are used only after a restart", "file", path, "keys", strings.Join(ignored, ","))
 	}
 	log.Info("peers and log level read again", "file", path, "peers", len(cfg.Peers), "log_level", cfg.LogLevel)
 }

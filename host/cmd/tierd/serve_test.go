@@ -103,6 +103,12 @@ func TestServe(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"log_level: debug\npeers: [{id: b, control: '127.0.0.1:1'}]\n"), 0o600))
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "peers=1 log_level=debug") }, time.Minute, 5*time.Millisecond)
+	require.NotContains(t, log.String(), "after a restart")
+	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(nodeFile, "1048576", "2097152", 1)+"bounds: {engines: 2}\n"), 0o600))
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+	require.Eventually(t, func() bool {
+		return strings.Contains(log.String(), `level=WARN msg="keys that changed are used only after a restart" file=`+path+" keys=slab_bytes,bounds.engines")
+	}, time.Minute, 5*time.Millisecond)
 	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"log_lvl: debug\n"), 0o600))
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 	require.Eventually(t, func() bool {
