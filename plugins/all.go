@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// An AmbiguousError is that of a reference without #name to several rules.
+// An AmbiguousError is that of a reference without #name to what holds several rules.
 type AmbiguousError struct {
 	What  string   // that holds them: module or program
 	Names []string // of the rules, in the order of the manifest

@@ -14,7 +14,7 @@ import (
 // WriteText writes the result for people.
 func (r *Result) WriteText(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %s %s, %s from %s, %s\n", strings.ToUpper(r.Verdict), r.Rule, r.Version, r.Kind, r.Ref, r.Digest)
+	fmt.Fprintf(&b, "%s  %s %s, %s from %s\n", strings.ToUpper(r.Verdict), r.Rule, r.Version, r.Kind, r.Ref)
 	line := func(label, format string, args ...any) {
 		fmt.Fprintf(&b, "  %-12s %s\n", label, fmt.Sprintf(format, args...))
 	}
@@ -62,7 +62,8 @@ func (r *Result) WriteText(w io.Writer) error {
 	if r.UnverifiedNeed {
 		line("need", "no mask of the list describes it, so it is taken on trust")
 	}
-	_, err := io.WriteString(w, strings.TrimRight(b.String(), "\n")+"\n")
+	line("digest", "%s", r.Digest)
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 

@@ -28,9 +28,18 @@ line, in order and at once, so that another program can drive it:
 rule     a shipped name, ./file.wasm#name or exec:./path#name, from the working directory
 params   as in a deployment file: integers, or the names of an enum
 op       reach (the supply), scan (the demand) or need (the truth)
-round    chunk_tokens, and what the question is about: block_tokens (default chunk_tokens),
-         prompt_tokens, stored_tokens (default prompt_tokens), resume_tokens, align_tokens,
-         junction_tokens, resident_tokens, offers, local_tokens, bound_tokens, lo, hi
+round    chunk_tokens, and what the question is about; what is left out is
+
+           block_tokens      chunk_tokens
+           stored_tokens     prompt_tokens
+           lo                of a scan local_tokens / chunk_tokens, else 0
+           hi                of a reach stored_tokens / chunk_tokens, of a need
+                             resume_tokens / chunk_tokens, rounded up, of a scan
+                             bound_tokens / chunk_tokens, rounded up, or the end of states
+           bound_tokens      of a scan hi * chunk_tokens
+           prompt_tokens, resume_tokens, align_tokens, junction_tokens, resident_tokens,
+           offers, local_tokens  0
+
 states   of a scan: a letter for each chunk from lo on, M, H, P or R
 
 set      inclusive ranges of chunk numbers of the sequence
