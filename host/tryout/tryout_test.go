@@ -324,6 +324,34 @@ func TestOtherManifests(t *testing.T) {
 	golden(t, "twin", r)
 }
 
+// far is a rule in another process, as far as it can be seen.
+type far struct{ abi.Spec }
+
+type farRule struct{ abi.SpecRule }
+
+func (farRule) Concurrency() int { return 8 }
+
+func (f far) Open(p []uint64) (abi.Rule, error) {
+	r, err := f.Spec.Open(p)
+	if err != nil {
+		return nil, err
+	}
+	return farRule{r.(abi.SpecRule)}, nil
+}
+
+// A slow rule is judged in fewer deployments, the smallest and the largest among them.
+func TestSlowRules(t *testing.T) {
+	near, r := try(t, specs.Window(), Options{}), try(t, far{specs.Window()}, Options{})
+	require.Equal(t, registry.Accepted, r.Verdict)
+	require.Less(t, r.Deployments, near.Deployments/2)
+	require.GreaterOrEqual(t, r.Deployments, len(geometries))
+	for name, v := range near.Values {
+		require.Equal(t, v[0], r.Values[name][0], name)
+		require.Equal(t, v[len(v)-1], r.Values[name][len(r.Values[name])-1], name)
+		require.Subset(t, v, r.Values[name], name)
+	}
+}
+
 // A check that is given up says so, and that is no verdict.
 func TestContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
