@@ -36,7 +36,8 @@
 // rule counts from there: the supply of a reach, the demand of a scan (of a deferred one
 // the chunks whose state must become known), the need of a need. Usable and deferred
 // are there for a scan, and only then; usable is 0 when the scan is deferred. Fuel is
-// there where the transport counts it.
+// there where the transport counts it. It is that of this call in the instance that serves
+// the lines, so a first call, which opens the rule there and makes room, burns more.
 //
 // A question without an answer has {"error": "..."} in its place, also when the answer
 // of need is that no KV can be resumed at the token. The next line goes on.

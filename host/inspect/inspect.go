@@ -9,7 +9,7 @@
 // tokens, all of it stored, resumed at its last token. Parameters have their defaults; one
 // that is required has 128, or the nearest value in its range, and of an enum the first
 // name. The calls are reach, a scan in which every chunk is a hit, one in which every
-// chunk is a miss, and for a spec the need. The module has opened the rule before.
+// chunk is a miss, and for a spec the need; each is the second such call of its instance.
 package inspect
 
 import (
