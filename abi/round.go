@@ -2,7 +2,9 @@ package abi
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"strconv"
 )
 
 // MaxChunks bounds Round.Hi: 2^20 chunks of one group. At 16 tokens a chunk that
@@ -118,16 +120,16 @@ func (r *Round) AppendWire(b []byte) []byte {
 func (r *Round) DecodeWire(b []byte) (rest []byte, err error) {
 	le := binary.LittleEndian
 	if len(b) < 8 {
-		return nil, fmt.Errorf("round record: %d bytes, shorter than its 8-byte head", len(b))
+		return nil, errors.New("round record: " + strconv.Itoa(len(b)) + " bytes, shorter than its 8-byte head")
 	}
 	size := le.Uint32(b)
 	switch {
 	case size < RoundBytes:
-		return nil, fmt.Errorf("round record: size field says %d; version %d needs at least %d", size, Major, RoundBytes)
+		return nil, sizeError(size, "; version "+strconv.Itoa(Major)+" needs at least "+strconv.Itoa(RoundBytes))
 	case size > roundBytesMax:
-		return nil, fmt.Errorf("round record: size field says %d; at most %d is read", size, roundBytesMax)
+		return nil, sizeError(size, "; at most "+strconv.Itoa(roundBytesMax)+" is read")
 	case uint64(size) > uint64(len(b)):
-		return nil, fmt.Errorf("round record: size field says %d, but only %d bytes follow", size, len(b))
+		return nil, sizeError(size, ", but only "+strconv.Itoa(len(b))+" bytes follow")
 	}
 	u := b[8:]
 	for _, p := range [...]*uint64{
@@ -139,4 +141,8 @@ func (r *Round) DecodeWire(b []byte) (rest []byte, err error) {
 	}
 	r.Lo, r.Hi = le.Uint32(u), le.Uint32(u[4:])
 	return b[size:], nil
+}
+
+func sizeError(size uint32, text string) error {
+	return errors.New("round record: size field says " + decimal(uint64(size)) + text)
 }
