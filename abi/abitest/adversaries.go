@@ -12,21 +12,32 @@ type Adversary struct {
 	// Law names the law of this package that it breaks too, or is empty: then it keeps
 	// every law, and only the registration check finds it.
 	Law string
+	// Params says that it needs a rule that takes parameters: with one set of values it is
+	// right.
+	Params bool
 }
 
 // Adversaries returns the wrong specs that wrap a spec, in a stable order. The
 // registration check must refuse each when it wraps a rule with a window.
 func Adversaries() []Adversary {
 	return []Adversary{
-		{"forgetful", Forgetful, "covers", ""},
-		{"greedy", Greedy, "covers", ""},
-		{"blind", Blind, "needs", ""},
-		{"liar", Liar, "needs", ""},
-		{"hasty", Hasty, "states", LawAnswered},
-		{"lagging", Lagging, "states", LawPending},
-		{"frontier", Frontier, "schedule", ""},
-		{"miser", Miser, "useful", ""},
-		{"moody", Moody, "pure", LawPure},
+		{"forgetful", Forgetful, "covers", "", false},
+		{"greedy", Greedy, "covers", "", false},
+		{"blind", Blind, "needs", "", false},
+		{"liar", Liar, "needs", "", false},
+		{"hasty", Hasty, "states", LawAnswered, false},
+		{"lagging", Lagging, "states", LawPending, false},
+		{"frontier", Frontier, "schedule", "", false},
+		{"miser", Miser, "useful", "", false},
+		{"moody", Moody, "pure", LawPure, false},
+		{"weary", Weary, "pure", LawPure, false},
+		{"nostalgic", Nostalgic, "pure", LawPure, false},
+		{"follower", Follower, "pure", LawPure, false},
+		{"echo", Echo, "pure", LawPure, false},
+		{"shy", Shy, "pure", LawPure, false},
+		{"choppy", Choppy, "pure", LawPure, false},
+		{"hoarder", Hoarder, "pure", LawPure, true},
+		{"gossip", Gossip, "pure", LawPure, true},
 	}
 }
 
@@ -37,7 +48,7 @@ type wrapped struct {
 	change   func(abi.SpecRule) abi.SpecRule
 }
 
-func wrap(name string, s abi.Spec, change func(abi.SpecRule) abi.SpecRule) abi.Spec {
+func wrap(name string, s abi.Spec, change func(abi.SpecRule) abi.SpecRule) *wrapped {
 	w := &wrapped{spec: s, manifest: *s.Manifest(), change: change}
 	w.manifest.Name = name + "-" + w.manifest.Name
 	return w

@@ -54,29 +54,49 @@ func (c *checker) checkReach(used, fresh abi.Rule, r abi.Round) {
 	}
 }
 
-// checkSplit asks for [Lo, Hi) in two halves.
+// checkSplit asks for [Lo, Hi) in drawn pieces, the last one first, and chunk by chunk.
 func (c *checker) checkSplit(rule abi.Rule, r abi.Round, whole abi.Bitmap) {
 	n := r.Chunks()
-	at := c.rand.IntN(n + 1)
-	left, right := r, r
-	left.Hi = r.Lo + uint32(at)
-	right.Lo = left.Hi
-	a, ok := c.reach(rule, left)
-	if !ok {
-		return
+	for range splitsPerReach {
+		cuts := []int{0, n}
+		for range 1 + c.rand.IntN(3) {
+			cuts = append(cuts, c.rand.IntN(n+1))
+		}
+		slices.Sort(cuts)
+		if !c.checkPieces(rule, r, whole, cuts) {
+			return
+		}
 	}
-	b, ok := c.reach(rule, right)
-	if !ok {
-		return
+	var all []int
+	for i := range min(n, smallChunksMax) + 1 {
+		all = append(all, n-min(n, smallChunksMax)+i)
 	}
-	both := abi.NewBitmap(n)
-	copy(both, a)
-	for i := b.Next(0); i >= 0; i = b.Next(i + 1) {
-		both.Set(at + i)
+	c.checkPieces(rule, r, whole, all)
+}
+
+// checkPieces asks for the pieces that cuts makes of the range.
+func (c *checker) checkPieces(rule abi.Rule, r abi.Round, whole abi.Bitmap, cuts []int) bool {
+	for k := len(cuts) - 1; k > 0; k-- {
+		piece := r
+		piece.Lo, piece.Hi = r.Lo+uint32(cuts[k-1]), r.Lo+uint32(cuts[k])
+		got, ok := c.reach(rule, piece)
+		if !ok {
+			return false
+		}
+		n := piece.Chunks()
+		want := abi.NewBitmap(n)
+		for i := range n {
+			if whole.Get(cuts[k-1] + i) {
+				want.Set(i)
+			}
+		}
+		if !got.Equal(want) {
+			c.breaks(LawPure, "Reach of %s answered %s, and for chunks %d to %d of them alone %s, not %s", describe(&r),
+				drawRow(whole, r.Chunks()), piece.Lo, piece.Hi, drawRow(got, n), drawRow(want, n))
+			return false
+		}
 	}
-	if !both.Equal(whole) {
-		c.breaks(LawPure, "Reach of %s answered %s, and split at chunk %d %s", describe(&r), drawRow(whole, n), left.Hi, drawRow(both, n))
-	}
+	return true
 }
 
 func (c *checker) need(rule abi.SpecRule, r abi.Round) (out abi.Bitmap, none, ok bool) {
