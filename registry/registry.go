@@ -213,6 +213,56 @@ func (e *Entry) model(pin bool) (*opening, error) {
 	return o, nil
 }
 
+// A fresher is a rule that can be had in a newly made instance, which has served no call.
+// Opening the rule again may lead to an instance that has.
+type fresher interface {
+	Fresh() (r abi.Rule, release func(), err error)
+}
+
+// fresh opens rule i in an instance that has served no call.
+func (e *Entry) fresh(i int) (abi.Rule, func(), error) {
+	ru := &e.rules[i]
+	rule, err := ru.spec.Open(ru.values)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: rule %s: %w", ru.For, ru.Ref, err)
+	}
+	switch r := rule.(type) {
+	case fresher:
+		return r.Fresh()
+	case pinner:
+		rule, release := r.Pin()
+		return rule, release, nil
+	}
+	return rule, func() {}, nil
+}
+
+// near opens rule i as it serves, and beside it what may share an instance with it: the
+// same rule with other parameter values, and the deployment's other rules. Values that the
+// rule refuses are left out: a rule may refuse what its ranges alone allow.
+func (e *Entry) near(i int) (abi.Rule, []check.Neighbour, error) {
+	ru := &e.rules[i]
+	own, err := ru.spec.Open(ru.values)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: rule %s: %w", ru.For, ru.Ref, err)
+	}
+	var near []check.Neighbour
+	for _, values := range check.NearValues(ru.spec.Manifest(), ru.values) {
+		if r, err := ru.spec.Open(values); err == nil {
+			near = append(near, check.Neighbour{Name: fmt.Sprintf("%s with the values %d", ru.Name, values), Rule: r})
+		}
+	}
+	for k := range e.rules {
+		if other := &e.rules[k]; k != i {
+			r, err := other.spec.Open(other.values)
+			if err != nil {
+				return nil, nil, fmt.Errorf("%s: rule %s: %w", other.For, other.Ref, err)
+			}
+			near = append(near, check.Neighbour{Name: other.Name + " of " + other.For, Rule: r})
+		}
+	}
+	return own, near, nil
+}
+
 // RulesDigest names the rules and parameters of an entry together.
 func (e *Entry) RulesDigest() string {
 	h := sha256.New()
@@ -273,6 +323,7 @@ func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) er
 		return m.Model, m.release, nil
 	}
 	o.Check.Workers = e.workers(o.Check.Workers)
+	s.Fresh, s.Near = e.fresh, e.near
 	began := clock()
 	rep, err := check.Run(ctx, s, o.Check)
 	if err != nil {

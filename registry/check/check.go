@@ -9,7 +9,8 @@
 //
 // # Relations
 //
-//	pure      the same call gives the same answer: again, on a fresh rule, for any split
+//	pure      the same call gives the same answer: again, on a fresh instance, in another
+//	          order, between other calls, for any split
 //	states    the laws on lookup states: retry, pending, more hits
 //	covers    what a consumer in leg pd demands, the producer supplies
 //	needs     what attention reads is in the demand or local; Need is what the mask says
@@ -35,6 +36,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -56,6 +58,19 @@ type Subject struct {
 	MaxTokens uint64
 	// PD and Probe are the legs that are used.
 	PD, Probe bool
+	// Fresh opens one rule, the groups' counted first and then the policies', in an
+	// instance that has served no call. nil = what Open returns is that.
+	Fresh func(index int) (rule abi.Rule, release func(), err error)
+	// Near returns one rule as it serves, and its neighbours, which may share an instance
+	// with it. nil = it has none.
+	Near func(index int) (rule abi.Rule, neighbours []Neighbour, err error)
+}
+
+// A Neighbour is a rule that may share state with another one where they serve: the same
+// rule with other parameter values, or another rule of the deployment.
+type Neighbour struct {
+	Name string
+	Rule abi.Rule
 }
 
 // A Claim is what a spec rule says of itself: its mask and its parameters' values.
@@ -120,6 +135,7 @@ type run struct {
 	options Options
 	domain  Domain
 	workers []*worker
+	trials  []*trial // per rule, by relation pure
 	cases   map[string]*atomic.Uint64
 	done    atomic.Int64
 	total   int
@@ -128,12 +144,13 @@ type run struct {
 // A worker holds one goroutine's rules and scratch memory.
 type worker struct {
 	*run
-	planner *plan.Planner
-	other   plan.Model // a second opening of the rules: fresh ones, for pure
-	closers []func()
-	reads   []func(q, k, prompt uint64) bool // per group: the mask; nil when unverified
-	truths  []truth                          // per group
-	tmp     abi.Bitmap
+	planner   *plan.Planner
+	witnesses []*witness // per group, then per policy: before each rule of the planner
+	other     plan.Model // a second opening of the rules, for pure
+	closers   []func()
+	reads     []func(q, k, prompt uint64) bool // per group: the mask; nil when unverified
+	truths    []truth                          // per group
+	tmp       abi.Bitmap
 }
 
 func (w *worker) model() *plan.Model { return w.planner.Model() }
@@ -149,7 +166,7 @@ func (r *run) open() error {
 		}
 		w.closers = append(w.closers, release)
 		r.workers = append(r.workers, w)
-		if w.planner, err = plan.New(m); err != nil {
+		if w.planner, err = plan.New(w.witness(m)); err != nil {
 			return err
 		}
 		if len(m.Groups) != len(r.subject.Groups) {
@@ -167,6 +184,35 @@ func (r *run) open() error {
 			return fmt.Errorf("open rules: %w", err)
 		}
 		w.closers = append(w.closers, release)
+	}
+	return nil
+}
+
+// witness puts a witness before each rule of a model.
+func (w *worker) witness(m plan.Model) plan.Model {
+	m.Groups, m.Policies = slices.Clone(m.Groups), slices.Clone(m.Policies)
+	for g := range m.Groups {
+		gr := &m.Groups[g]
+		h := newWitness(gr.Rule, gr.Name, w.options.Seed)
+		w.witnesses = append(w.witnesses, h)
+		gr.Rule = specWitness{h, gr.Rule}
+	}
+	for i := range m.Policies {
+		p := &m.Policies[i]
+		h := newWitness(p.Rule, "policy "+p.Name, w.options.Seed)
+		w.witnesses = append(w.witnesses, h)
+		p.Rule = h
+	}
+	return m
+}
+
+// broke returns the first call, of any of the worker's rules, that was answered in two
+// ways.
+func (w *worker) broke() *impurity {
+	for _, h := range w.witnesses {
+		if h.broke != nil {
+			return h.broke
+		}
 	}
 	return nil
 }
@@ -201,8 +247,13 @@ func (l lengths) at(i int) uint64 {
 
 func (r *run) all(ctx context.Context) (*Counterexample, error) {
 	edges := lengths{len(r.domain.edges), r.domain.edges}
+	rules := lengths{n: len(r.workers[0].witnesses)}
+	r.trials = make([]*trial, rules.n)
+	again := stage{rules, 1, (*worker).again}
 	stages := []stage{
 		{edges, 16, (*worker).pure},
+		{rules, 1, (*worker).alone},
+		{lengths{1, []uint64{1}}, 1, (*worker).neighbours},
 		{lengths{len(r.subject.Groups) * (tableUnits() + 1), nil}, 1, (*worker).states},
 		{lengths{int(r.subject.MaxTokens), nil}, 256, (*worker).sweep},
 		{edges, 8, (*worker).arrivals},
@@ -213,15 +264,21 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 	if r.subject.PD {
 		stages = append(stages, stage{edges, 8, (*worker).warm})
 	}
-	for _, s := range stages {
+	for _, s := range append(stages, again) {
 		r.total += s.prompts.n
 	}
 	for _, s := range stages {
-		if ce, err := r.stage(ctx, s); ce != nil || err != nil {
+		ce, err := r.stage(ctx, s)
+		if ce != nil && ce.Relation != "pure" { // is that the cause?
+			if impure, e := r.stage(ctx, again); impure != nil && e == nil {
+				ce = impure
+			}
+		}
+		if ce != nil || err != nil {
 			return ce, err
 		}
 	}
-	return nil, nil
+	return r.stage(ctx, again)
 }
 
 // stage spreads a stage's prompts over the workers and returns the failure of the
@@ -250,6 +307,9 @@ func (r *run) stage(ctx context.Context, s stage) (*Counterexample, error) {
 				end := min(int(b)+s.block, s.prompts.n)
 				for i := int(b); i < end; i++ {
 					ce, err := s.check(w, s.prompts.at(i))
+					if im := w.broke(); im != nil && err == nil {
+						ce, err = w.impure(im)
+					}
 					if ce == nil && err == nil {
 						continue
 					}

@@ -80,6 +80,8 @@ type Counterexample struct {
 	Missing []Range `json:"missing"`
 	// Surplus chunks of the group: named, but by no right.
 	Surplus []Range `json:"surplus,omitempty"`
+	// Twice is the call that relation pure refuses: one that was answered in two ways.
+	Twice *Twice `json:"twice,omitempty"`
 	// Groups holds every group's rows, for the drawing.
 	Groups []GroupRows `json:"groups,omitempty"`
 }
@@ -228,10 +230,34 @@ func (ce *Counterexample) String() string {
 	if ce.States != "" {
 		fmt.Fprintf(&b, "  %-24s %s from chunk %d (M miss, H hit, P pending, R retry)\n", "lookup states", ce.States, ce.StatesFrom)
 	}
+	if ce.Twice != nil {
+		ce.Twice.draw(&b)
+	}
 	for i := range ce.Groups {
 		ce.Groups[i].draw(&b)
 	}
 	return b.String()
+}
+
+func (t *Twice) draw(b *strings.Builder) {
+	fmt.Fprintf(b, "\n  %-24s %s\n  %-24s %s\n  %-24s %s %s\n", "call", t.Call, "first answer", t.First, "second answer", t.Second, t.How)
+	switch t.CallsSince {
+	case 0:
+		for _, c := range t.After[max(0, len(t.After)-1):] {
+			fmt.Fprintf(b, "  %-24s %s\n", "right after", c)
+		}
+	case 1:
+		fmt.Fprintf(b, "  %-24s %s\n", "after", t.After[0])
+	default:
+		fmt.Fprintf(b, "  %-24s %d other calls", "after", t.CallsSince)
+		for i, c := range t.After {
+			if i == 0 {
+				fmt.Fprintf(b, ", the last of them")
+			}
+			fmt.Fprintf(b, "\n  %-24s   %s", "", c)
+		}
+		fmt.Fprintf(b, "\n")
+	}
 }
 
 // drawnChunksMax is the widest ruler that fits a terminal beside its labels.

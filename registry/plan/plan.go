@@ -118,7 +118,10 @@ type RuleError struct {
 	Err   error
 }
 
-func (e *RuleError) Error() string {
+func (e *RuleError) Error() string { return fmt.Sprintf("%s: %v", e.Call(), e.Err) }
+
+// Call is what was being asked, in words.
+func (e *RuleError) Call() string {
 	var facts strings.Builder
 	for _, f := range []struct {
 		name string
@@ -132,8 +135,8 @@ func (e *RuleError) Error() string {
 			fmt.Fprintf(&facts, ", %s_tokens %d", f.name, f.v)
 		}
 	}
-	return fmt.Sprintf("%s of %s, chunks %d to %d (prompt_tokens %d%s): %v",
-		e.Func, e.Group, e.Round.Lo, e.Round.Hi, e.Round.PromptTokens, &facts, e.Err)
+	return fmt.Sprintf("%s of %s, chunks %d to %d (prompt_tokens %d%s)",
+		e.Func, e.Group, e.Round.Lo, e.Round.Hi, e.Round.PromptTokens, &facts)
 }
 
 func (e *RuleError) Unwrap() error { return e.Err }
