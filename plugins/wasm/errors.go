@@ -21,7 +21,7 @@ func (e *GuestError) Error() string {
 	if e.Reason == "" {
 		return fmt.Sprintf("rule %s: %s failed and gave no reason", e.Rule, e.Func)
 	}
-	return fmt.Sprintf("rule %s: %s: %s", e.Rule, e.Func, e.Reason)
+	return fmt.Sprintf("rule %s: %s: %s", e.Rule, e.Func, oneLine(e.Reason))
 }
 
 // A ProtocolError says that a guest answered what ABI version 1 does not allow. The
@@ -53,13 +53,7 @@ func (e *TrapError) Error() string {
 	if e.Stderr == "" {
 		return fmt.Sprintf("rule %s: %s trapped: %s", e.Rule, e.Func, cause)
 	}
-	var printed []string
-	for line := range strings.Lines(e.Stderr) {
-		if line = strings.TrimSpace(line); line != "" {
-			printed = append(printed, line)
-		}
-	}
-	return fmt.Sprintf("rule %s: %s trapped: %s; it printed: %s", e.Rule, e.Func, cause, strings.Join(printed, " | "))
+	return fmt.Sprintf("rule %s: %s trapped: %s; it printed: %s", e.Rule, e.Func, cause, oneLine(e.Stderr))
 }
 
 func (e *TrapError) Unwrap() error { return e.Err }

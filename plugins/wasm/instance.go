@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/tetratelabs/wazero"
@@ -175,11 +174,6 @@ func (in *instance) trap(rule, fn string, err error) error {
 		return &FuelError{Rule: rule, Func: fn, Budget: in.budget}
 	}
 	return &TrapError{Rule: rule, Func: fn, Err: err, Stderr: clean(in.stderr.text)}
-}
-
-// clean makes a guest's text fit for a message.
-func clean(text []byte) string {
-	return strings.TrimSpace(strings.ToValidUTF8(string(text), "\uFFFD"))
 }
 
 // clean failures keep the instance; everything else that can go wrong does not.

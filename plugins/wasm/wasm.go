@@ -167,7 +167,7 @@ func Load(ctx context.Context, name string, wasm []byte, o Options) (*Module, er
 	m.pool.init(m, o.PoolMax)
 	if err := m.load(ctx, wasm); err != nil {
 		m.release(context.WithoutCancel(ctx))
-		return nil, fmt.Errorf("wasm module %s: %w", name, err)
+		return nil, fmt.Errorf("wasm module %s: %w", name, &shownError{err})
 	}
 	return m, nil
 }
