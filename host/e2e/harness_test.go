@@ -83,6 +83,7 @@ type node struct {
 	control    string // its own control address
 	peers      []*node
 	cmd        *exec.Cmd
+	logFile    string
 	exited     chan struct{}
 	exit       error
 }
@@ -142,6 +143,7 @@ func (n *node) start() {
 	require.NoError(n.t, os.WriteFile(path, []byte(config.String()), 0o600))
 	log, err := os.CreateTemp(n.dir, "log")
 	require.NoError(n.t, err)
+	n.logFile = log.Name()
 	n.cmd = exec.Command(tierd, "serve", "-c", path)
 	n.cmd.Stdout, n.cmd.Stderr = log, log
 	require.NoError(n.t, n.cmd.Start())
@@ -166,6 +168,13 @@ func (n *node) start() {
 		_, err := os.Stat(filepath.Join(n.dir, "state", "addresses.json"))
 		return err == nil
 	})
+}
+
+// log is what the daemon has logged since it was started last.
+func (n *node) log() string {
+	b, err := os.ReadFile(n.logFile)
+	require.NoError(n.t, err)
+	return string(b)
 }
 
 func tail(path string) []byte {
