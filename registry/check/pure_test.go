@@ -20,10 +20,10 @@ import (
 // the same number of cases.
 func TestPurityForAnyNumberOfWorkers(t *testing.T) {
 	parts := func(wrap func(abi.Spec) abi.Spec) check.Subject {
-		return subject(400, 64, nil, part{"sliding", wrap(specs.Window()), []uint64{20, 0}, 4, 2}, full(4, 4))
+		return subject(200, 64, nil, part{"sliding", wrap(specs.Window()), []uint64{20, 0}, 4, 2}, full(4, 4))
 	}
 	var cases map[string]uint64
-	for _, workers := range []int{1, 2, 5} {
+	for _, workers := range []int{1, 3} {
 		o := check.Options{Seed: 1, Workers: workers}
 		for _, a := range abitest.Adversaries() {
 			if a.Relation != "pure" {
@@ -120,7 +120,7 @@ func TestPoliciesMustBePure(t *testing.T) {
 // TestFreshInstancesAreFew: they are the dearest part of the check, so their number does
 // not depend on the deployment's size, and each is given back.
 func TestFreshInstancesAreFew(t *testing.T) {
-	for _, longest := range []uint64{1, 300, 3000} {
+	for _, longest := range []uint64{1, 100, 900} {
 		s := subject(longest, 64, []abi.Spec{policy.RequestLevel()}, window(20, 0, 4, 2), full(4, 4))
 		var mu sync.Mutex
 		opened, open := map[int]int{}, 0
