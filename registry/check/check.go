@@ -269,9 +269,9 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 	}
 	for _, s := range stages {
 		ce, err := r.stage(ctx, s)
-		if ce != nil && ce.Relation != "pure" { // is that the cause?
+		if ce != nil && ce.Relation != "pure" || err != nil && ctx.Err() == nil && !clocked(err) { // is state the cause?
 			if impure, e := r.stage(ctx, again); impure != nil && e == nil {
-				ce = impure
+				ce, err = impure, nil
 			}
 		}
 		if ce != nil || err != nil {

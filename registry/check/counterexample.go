@@ -157,12 +157,17 @@ func (w *worker) failAt(ce *Counterexample, relation, group, why string) *Counte
 // verdict.
 func (w *worker) broken(relation string, prompt uint64, err error) (*Counterexample, error) {
 	var re *plan.RuleError
-	var clock interface{ Timeout() bool }
-	if !errors.As(err, &re) || errors.As(err, &clock) && clock.Timeout() {
+	if !errors.As(err, &re) || clocked(err) {
 		return nil, err
 	}
 	ce := &Counterexample{PromptTokens: prompt, LocalTokens: re.Round.LocalTokens}
 	return w.failAt(ce, relation, re.Group, "the rule fails where it must answer: "+err.Error()), nil
+}
+
+// clocked reports whether err is that of a call that the clock ended.
+func clocked(err error) bool {
+	var clock interface{ Timeout() bool }
+	return errors.As(err, &clock) && clock.Timeout()
 }
 
 // minus returns the bits of a that b does not have, or nil when there are none.

@@ -1,7 +1,6 @@
 package check
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -24,8 +23,8 @@ import (
 //   - again, at the end: what was remembered is asked on the worker's own instance, which
 //     has served all the calls of the check, and in a long run on a fresh one.
 //
-// When another relation fails, again runs before its counterexample is believed: a rule
-// that keeps state breaks everything somewhere, and that it keeps state is the cause.
+// When another relation fails, or cannot be judged, again runs before that is believed: a
+// rule that keeps state breaks everything somewhere, and that it keeps state is the cause.
 //
 // For rules that are pure the outcome depends on the seed alone. A rule that is not may
 // be refused for another call when the number of workers is another, because what an
@@ -83,8 +82,7 @@ type Twice struct {
 // a call that the clock ended, nothing is decided.
 func (w *worker) impure(im *impurity) (*Counterexample, error) {
 	for _, a := range []*answer{&im.first, &im.second} {
-		var clock interface{ Timeout() bool }
-		if errors.As(a.err, &clock) && clock.Timeout() {
+		if clocked(a.err) {
 			return nil, (&ruleOf{at: im.at}).failed(im.call.fn, im.call.round, a.err)
 		}
 	}

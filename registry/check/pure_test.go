@@ -46,24 +46,65 @@ func TestPurityForAnyNumberOfWorkers(t *testing.T) {
 	}
 }
 
-// TestStateThatBuildsUp: a rule that turns after more calls than any other test of relation
-// pure makes is found on the instance that has served the check.
+// tiring is the window rule, whose opened rules count the calls of one function and are
+// wrong, each by itself, from a number of them on.
+type tiring struct {
+	abi.Spec
+	needs, scans int // 0 = never
+}
+
+type tiringRule struct {
+	abi.SpecRule
+	t            *tiring
+	needs, scans int
+}
+
+func (t *tiring) Open(p []uint64) (abi.Rule, error) {
+	r, err := t.Spec.Open(p)
+	if err != nil {
+		return nil, err
+	}
+	return &tiringRule{SpecRule: r.(abi.SpecRule), t: t}, nil
+}
+
+func (r *tiringRule) Scan(rd abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+	span, err := r.SpecRule.Scan(rd, s, d)
+	if r.scans++; r.t.scans > 0 && r.scans > r.t.scans && span.Deferred {
+		s.Mark(abi.Unknown, 0, rd.Chunks(), d)
+	}
+	return span, err
+}
+
+func (r *tiringRule) Need(rd abi.Round, out abi.Bitmap) error {
+	if r.needs++; r.t.needs > 0 && r.needs > r.t.needs {
+		return nil
+	}
+	return r.SpecRule.Need(rd, out)
+}
+
+// TestStateThatBuildsUp: a rule that turns after more calls than the other tests of
+// relation pure make is found on the instance that has served the check, and one that turns
+// after more than any worker's instance has served in the long run.
 func TestStateThatBuildsUp(t *testing.T) {
-	const calls = 60_000
-	var asked atomic.Int64 // of all instances of one worker's rule
-	late := twisted{Spec: specs.Window(), scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
-		span, err := in.Scan(r, s, d)
-		if asked.Add(1) > calls && span.Deferred {
-			s.Mark(abi.Unknown, 0, r.Chunks(), d)
-		}
-		return span, err
-	}}
-	s := subject(1500, 64, nil, part{"sliding", &late, []uint64{20, 0}, 4, 2}, full(4, 4))
-	rep, err := check.Run(context.Background(), s, check.Options{Seed: 1, Workers: 1})
-	require.NoError(t, err)
-	require.NotNil(t, rep.Counterexample, "accepted")
-	require.Equal(t, "pure", rep.Counterexample.Relation)
-	require.Greater(t, asked.Load(), int64(calls))
+	for _, c := range []struct {
+		name    string
+		rule    tiring
+		longest uint64
+		workers int
+		how     string
+	}{
+		{"on the instance that served", tiring{Spec: specs.Window(), scans: 40_000}, 900, 1, "on an instance that served this check"},
+		{"in the long run", tiring{Spec: specs.Window(), needs: 1500}, 16, 6, "in a long run on a fresh instance"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := subject(c.longest, 8, nil, part{"sliding", &c.rule, []uint64{20, 0}, 4, 2})
+			rep, err := check.Run(context.Background(), s, check.Options{Seed: 1, Workers: c.workers})
+			require.NoError(t, err)
+			require.NotNil(t, rep.Counterexample, "accepted")
+			require.Equal(t, "pure", rep.Counterexample.Relation)
+			require.Equal(t, c.how, rep.Counterexample.Twice.How)
+		})
+	}
 }
 
 // TestPurityIsTheCause: what a rule that keeps state breaks elsewhere is not reported when

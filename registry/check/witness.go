@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
 
 	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/registry/plan"
@@ -120,12 +119,13 @@ func (c *call) key(seed uint64) uint64 {
 	return g.next()
 }
 
-// sampleMax is how many calls of one rule are remembered with their answers, to be asked
-// again at the end of the check.
-const sampleMax = 128
+// sampleMax is how many calls of one function of one rule are remembered with their
+// answers, to be asked again at the end of the check. Each function has its own, because a
+// check makes many more scans than anything else.
+const sampleMax = 64
 
 // A witness stands between a worker and a rule, and remembers some calls and what they
-// were answered: those with the smallest keys. Which calls these are depends on the seed
+// were answered: of each function those with the smallest keys. Which calls these are depends on the seed
 // and on the calls that the check makes, not on which worker made them. A remembered
 // call that comes again must be answered as before.
 type witness struct {
@@ -133,10 +133,29 @@ type witness struct {
 	at     string
 	seed   uint64
 	asked  uint64 // calls so far
-	below  uint64 // a call is remembered when its key is below
-	kept   []testimony
+	reach  sample
+	scan   sample
+	need   sample
 	recent [afterMax]call
 	broke  *impurity // the first call that was answered in two ways
+}
+
+// A sample is the calls of one function that a witness remembers.
+type sample struct {
+	full bool
+	last uint64 // the largest key, when full
+	kept []testimony
+}
+
+// of returns the sample of a function.
+func (w *witness) of(fn string) *sample {
+	switch fn {
+	case "reach":
+		return &w.reach
+	case "scan":
+		return &w.scan
+	}
+	return &w.need
 }
 
 // A testimony is a call that a witness remembers.
@@ -148,7 +167,7 @@ type testimony struct {
 }
 
 func newWitness(rule abi.Rule, at string, seed uint64) *witness {
-	return &witness{rule: rule, at: at, seed: seed, below: ^uint64(0)}
+	return &witness{rule: rule, at: at, seed: seed}
 }
 
 // wrap returns the rule with the witness before it.
@@ -186,26 +205,26 @@ func (w specWitness) Need(r abi.Round, out abi.Bitmap) error {
 func (w *witness) heard(c call, n int, set abi.Bitmap, span abi.Span, err error) {
 	w.recent[w.asked%afterMax] = call{c.fn, c.round, nil}
 	w.asked++
-	key := c.key(w.seed)
-	if key >= w.below {
+	key, s := c.key(w.seed), w.of(c.fn)
+	if s.full && key > s.last {
 		return
 	}
 	a := answer{slices.Clone(set[:abi.BitmapWords(n)]), span, err}
 	a.settle()
-	if i := slices.IndexFunc(w.kept, func(t testimony) bool { return t.key == key }); i >= 0 {
-		if t := &w.kept[i]; w.broke == nil && t.call.same(&c) && !t.answer.equal(&a) {
+	if i := slices.IndexFunc(s.kept, func(t testimony) bool { return t.key == key }); i >= 0 {
+		if t := &s.kept[i]; w.broke == nil && t.call.same(&c) && !t.answer.equal(&a) {
 			w.broke = &impurity{at: w.at, call: t.call, first: t.answer, second: a, how: "when the same call came again",
 				calls: w.asked - t.when - 2, after: w.lately(w.asked - t.when - 2)}
 		}
 		return
 	}
-	if len(w.kept) == sampleMax {
-		w.kept = slices.DeleteFunc(w.kept, func(t testimony) bool { return t.key == w.below-1 })
+	if s.full {
+		s.kept = slices.DeleteFunc(s.kept, func(t testimony) bool { return t.key == s.last })
 	}
 	c.states = slices.Clone(c.states)
-	w.kept = append(w.kept, testimony{key, c, a, w.asked - 1})
-	if len(w.kept) == sampleMax {
-		w.below = slices.MaxFunc(w.kept, byKey).key + 1
+	s.kept = append(s.kept, testimony{key, c, a, w.asked - 1})
+	if s.full = len(s.kept) == sampleMax; s.full {
+		s.last = slices.MaxFunc(s.kept, byKey).key
 	}
 }
 
@@ -227,24 +246,28 @@ func byKey(a, b testimony) int {
 	return 0
 }
 
-// agreed merges what the witnesses of one rule remember: the calls with the smallest keys
-// of all, in the order of their keys. The impurity is that of two witnesses that heard
-// the same call answered in two ways.
-func agreed(ws []*witness) ([]testimony, *impurity) {
-	var all []testimony
-	for _, w := range ws {
-		all = append(all, w.kept...)
-	}
-	sort.SliceStable(all, func(i, j int) bool { return all[i].key < all[j].key })
-	out := all[:0]
-	for _, t := range all {
-		if n := len(out); n > 0 && out[n-1].key == t.key {
-			if o := &out[n-1]; o.call.same(&t.call) && !o.answer.equal(&t.answer) {
-				return nil, &impurity{at: ws[0].at, call: t.call, first: o.answer, second: t.answer, how: "on another instance"}
-			}
-			continue
+// agreed merges what the witnesses of one rule remember: of each function the calls with
+// the smallest keys of all, in the order of their keys. The impurity is that of two
+// witnesses that heard the same call answered in two ways.
+func agreed(ws []*witness) (out []testimony, broke *impurity) {
+	for _, fn := range [...]string{"reach", "scan", "need"} {
+		var all []testimony
+		for _, w := range ws {
+			all = append(all, w.of(fn).kept...)
 		}
-		out = append(out, t)
+		slices.SortStableFunc(all, byKey)
+		kept := all[:0]
+		for _, t := range all {
+			if n := len(kept); n > 0 && kept[n-1].key == t.key {
+				if o := &kept[n-1]; o.call.same(&t.call) && !o.answer.equal(&t.answer) {
+					return nil, &impurity{at: ws[0].at, call: t.call, first: o.answer, second: t.answer, how: "on another instance"}
+				}
+				continue
+			}
+			kept = append(kept, t)
+		}
+		out = append(out, kept[:min(len(kept), sampleMax)]...)
 	}
-	return out[:min(len(out), sampleMax)], nil
+	slices.SortFunc(out, byKey)
+	return out, nil
 }
