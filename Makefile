@@ -55,6 +55,7 @@ guests: need-go need-clang need-rust $(ASC) ## build the rules of the examples, 
 	@set -e; for g in $(GUESTS_GO); do $(MAKE) --no-print-directory -B -C examples/$$g WASM=$(CURDIR)/$(GUESTS)/$$g.wasm; done
 	@for g in window-c window-rust window-as; do \
 		$(MAKE) --no-print-directory -C examples/$$g WASM=$(CURDIR)/$(GUESTS)/$$g.wasm ASC=$(ASC) || exit 1; done
+	cd examples/window-proc && go build -trimpath -o $(CURDIR)/$(GUESTS)/window-proc .
 
 .PHONY: test
 test: export TIERD_GUESTS := required

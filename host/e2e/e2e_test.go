@@ -301,9 +301,10 @@ func TestReplayRefusesAtStart(t *testing.T) {
 	} {
 		out, said, status := play(a, b, args...).end()
 		require.Equal(t, 2, status, "%s%s", out, said)
-		require.Empty(t, out)
-		require.Contains(t, said, want)
-		require.Equal(t, 1, strings.Count(said, "\n"), said)
+		var answer struct{ Error string }
+		require.NoError(t, json.Unmarshal([]byte(out), &answer), "play asks for JSON")
+		require.Contains(t, answer.Error, want)
+		require.Equal(t, "tierd replay: "+answer.Error+"\n", said)
 	}
 }
 

@@ -123,6 +123,9 @@ func TestBudgets(t *testing.T) {
 	round.Hi = 1000
 	_, err = r.Scan(round, abi.NewStates(1000), abi.NewBitmap(1000))
 	require.Equal(t, &FuelError{Rule: "t", Func: "kv_scan", Budget: CallUnits + 1000*ChunkUnits}, err)
+	round.StoredTokens = 5000 * round.ChunkTokens
+	_, err = r.Scan(round, abi.NewStates(1000), abi.NewBitmap(1000))
+	require.Equal(t, &FuelError{Rule: "t", Func: "kv_scan", Budget: CallUnits + 5000*ChunkUnits}, err)
 	var clock interface{ Timeout() bool }
 	require.False(t, errors.As(err, &clock), "a rule that runs away is wrong, not slow")
 }

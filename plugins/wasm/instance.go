@@ -163,7 +163,13 @@ func (in *instance) call(rule string, fn int, handle int32, units uint64) (int64
 }
 
 // callUnits is the fuel of a call about a round.
-func callUnits(round *abi.Round) uint64 { return CallUnits + ChunkUnits*uint64(round.Hi) }
+func callUnits(round *abi.Round) uint64 {
+	chunks := uint64(round.Hi)
+	if round.ChunkTokens > 0 {
+		chunks = max(chunks, min(round.StoredTokens/round.ChunkTokens, abi.MaxChunks))
+	}
+	return CallUnits + ChunkUnits*chunks
+}
 
 // trap turns an error of the runtime into one of this package.
 func (in *instance) trap(rule, fn string, err error) error {

@@ -139,7 +139,7 @@ func bombs() (all []Crime) {
 // process that ends.
 func CompileBombs() []Crime {
 	return []Crime{
-		made("loops", "has 110 loops in each other that change 110 variables", loops(110, 110)),
+		made("loops", "has 800 loops in each other that change 800 variables", loops(800, 800)),
 		made("nests", "has 100,000 blocks in each other", nest(100_000)),
 		made("branches", "has a branch with a million targets", branch(1_000_000)),
 		made("functions", "has 100,000 functions", manyFunctions(100_000)),

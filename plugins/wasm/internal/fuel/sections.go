@@ -33,6 +33,11 @@ const (
 	// importsMax bounds the imports: WASI preview 1 has 46 functions, this host two more.
 	importsMax = 128
 
+	// functionsMax bounds the functions that a module defines. The compiler's time grows
+	// with the square of their number: 20,000 that do nothing keep it busy for 4 s, and
+	// 100,000 for minutes. A plain Go guest has 3,000.
+	functionsMax = 20_000
+
 	// signatureMax bounds the parameters and results of a type together: a call of two
 	// bytes moves as many values.
 	signatureMax = 64
@@ -158,6 +163,9 @@ func (m *module) readTypes() error {
 		{secImport, func(r *reader) { r.each(4, func() { m.readImport(r) }) }},
 		{secFunction, func(r *reader) {
 			r.each(1, func() { m.funcs = append(m.funcs, r.index("type", len(m.types))) })
+			if n := len(m.funcs) - len(m.imports); n > functionsMax {
+				r.refuse("%d functions; at most %d are allowed", n, functionsMax)
+			}
 		}},
 	} {
 		if err := m.walk(s.id, s.read); err != nil {

@@ -69,6 +69,7 @@ func TestSectionsThatClaimTooMuch(t *testing.T) {
 		{raw(secImport, 1, 0, 0, 0, 0), "section import, byte 15: type 0 of 0"},
 		{with(types(1), secImport, uleb(importsMax+1), slices.Repeat([]byte{0, 0, 0, 0}, importsMax+1)), "section import, byte 535: more than 128 imports"},
 		{raw(secFunction, huge), "section function, byte 15: " + claims + " 1 bytes, and 0 bytes are left"},
+		{with(types(1), secFunction, uleb(functionsMax+1), make([]byte, functionsMax+1)), "section function, byte 20022: 20001 functions; at most 20000 are allowed"},
 		{raw(secFunction, 1, 0), "section function, byte 12: type 0 of 0"},
 		{raw(secTable, 1, 0x70, 0, uleb(TableElementsMax+1)), "section table, byte 16: a table of 65537 elements; at most 65536 are allowed"},
 		{raw(secTable, 17, make([]byte, 60)), "section table, byte 11: 17 tables; at most 16 are allowed"},
