@@ -20,6 +20,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -176,11 +177,27 @@ func goMod(template, checkout, version string) string {
 }
 
 // version returns the version of this program's module that can be downloaded, or v0.0.0
-// for a build of sources that are not published: then go.mod must get a replace line.
+// where there is none: then go.mod must get a replace line.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
-	if !ok || !strings.HasPrefix(info.Main.Version, "v") || strings.Contains(info.Main.Version, "+") {
+	if !ok || !published(info.Main) {
 		return modVersion
 	}
 	return info.Main.Version
+}
+
+// Published reports whether this program is of a version that can be downloaded, so that a
+// Go rule can be built against it without a checkout.
+func Published() bool { return version() != modVersion }
+
+var pseudoVersion = regexp.MustCompile(`[-.]\d{14}-[0-9a-f]{12}$`)
+
+// published reports whether a main module's version can be downloaded. One that was
+// downloaded has a sum; a build in a checkout has none, and its pseudo-version may be of a
+// commit that only this checkout has.
+func published(m debug.Module) bool {
+	if !strings.HasPrefix(m.Version, "v") || strings.Contains(m.Version, "+") {
+		return false
+	}
+	return m.Sum != "" || !pseudoVersion.MatchString(m.Version)
 }

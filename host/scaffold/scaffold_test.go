@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -130,6 +131,20 @@ func TestGoMod(t *testing.T) {
 		require.Equal(t, head+c.want, goMod(template, c.checkout, c.version))
 	}
 	require.Equal(t, modVersion, version(), "a test is no published build")
+	for _, c := range []struct {
+		version, sum string
+		want         bool
+	}{
+		{"(devel)", "", false},
+		{"v1.2.3", "", true},
+		{"v1.2.3+dirty", "", false},
+		{"v0.0.0-20261130131054-d0f02f791c10", "", false},
+		{"v0.0.0-20261130131054-d0f02f791c10", "h1:x", true},
+		{"v1.2.4-0.20261130131054-d0f02f791c10", "", false},
+		{"v1.2.4-rc.1", "", true},
+	} {
+		require.Equal(t, c.want, published(debug.Module{Version: c.version, Sum: c.sum}), c.version)
+	}
 }
 
 // A question is one line of cases.jsonl.

@@ -75,7 +75,7 @@ func TestCommands(t *testing.T) {
 		"check one.wasm", "check ./two.wasm", "check one.bin", "check one.wasm#p", "check one.wasm#q", "check one.wasm --json", "check none.wasm --json",
 		"inspect", "inspect one.wasm", "inspect one.wasm --json", "inspect text.wasm", "inspect text.wasm --json", "inspect none.wasm",
 		"eval", "eval lines.jsonl", "eval none.jsonl", "eval a b", "eval --state none/state",
-		"new", "new policy x", "new rule", "new rule my-rule", "new rule my-rule --lang c++", "new rule my-rule --lang rast",
+		"new", "new policy x", "new policy x --lang go", "new rule", "new rule my-rule", "new rule my-rule --lang c++", "new rule my-rule --lang rast", "new rule my-rule --lang go",
 		"new rule my-rule --lang go --tierd none", "new rule my-rule --lang go --tierd checkout",
 	} {
 		out, errOut, status := command(t, `{"op":"need"}`, strings.Fields(line)...)

@@ -21,6 +21,8 @@ func newCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "new",
 		Short: "Write the directory of something new: a rule",
+		// Those of what is not known are not looked at: it is named first.
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return fmt.Errorf("%q is not known; there is: tierd new rule NAME --lang LANGUAGE", args[0])
@@ -40,7 +42,7 @@ type newArgs struct{ lang, dir, checkout string }
 
 func newRuleCommand() *cobra.Command {
 	var a newArgs
-	known := strings.Join(scaffold.Languages(), ", ")
+	known := languages()
 	cmd := &cobra.Command{
 		Use:   "rule NAME --lang " + strings.Join(scaffold.Languages(), "|"),
 		Short: "Write the directory of a new rule, which builds, tries and checks itself",
@@ -58,26 +60,34 @@ Exit status: 0 written, 2 not.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return writeRule(args[0], a, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return writeRule(args[0], a, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&a.lang, "lang", "", "the language: "+known)
 	f.StringVar(&a.dir, "dir", "", "where to write (default: NAME)")
-	f.StringVar(&a.checkout, "tierd", "", "a checkout of tierd that a Go rule is built against (default: the published module)")
+	f.StringVar(&a.checkout, "tierd", "", "a checkout of tierd that a Go rule is built against (needed where this build is of no published version)")
 	return cmd
 }
 
-func writeRule(name string, a newArgs, out, errOut io.Writer) error {
+// languages lists what --lang may be.
+func languages() string {
+	return strings.Join(scaffold.Languages(), ", ") + " (AssemblyScript)"
+}
+
+func writeRule(name string, a newArgs, out io.Writer) error {
 	known := scaffold.Languages()
 	switch {
 	case a.lang == "":
-		return fmt.Errorf("--lang is missing; choose one of %s", strings.Join(known, ", "))
+		return fmt.Errorf("--lang is missing; choose one of %s", languages())
 	case !slices.Contains(known, a.lang):
-		return fmt.Errorf("--lang is %q%s known: %s", a.lang, strictyaml.DidYouMean(a.lang, known), strings.Join(known, ", "))
+		return fmt.Errorf("--lang is %q%s known: %s", a.lang, strictyaml.DidYouMean(a.lang, known), languages())
 	}
 	if a.dir == "" {
 		a.dir = name
+	}
+	if a.lang == "go" && a.checkout == "" && !scaffold.Published() {
+		return errors.New("a Go rule requires the module of tierd, and this build is of no published version; add --tierd CHECKOUT, the directory of a checkout of tierd")
 	}
 	o := scaffold.Options{Name: name, Lang: a.lang}
 	if a.checkout != "" {
@@ -89,9 +99,6 @@ func writeRule(name string, a newArgs, out, errOut io.Writer) error {
 	files, err := scaffold.Write(a.dir, o)
 	if err != nil {
 		return err
-	}
-	if v := thisBuild().Version; a.lang == "go" && a.checkout == "" && (!strings.HasPrefix(v, "v") || strings.Contains(v, "+")) {
-		fmt.Fprintf(errOut, "tierd new rule: this build is of no published version, so go.mod leads nowhere yet; write it with --tierd CHECKOUT, or add a replace line\n")
 	}
 	return sayWritten(out, a.dir, files)
 }
