@@ -135,8 +135,10 @@ func (l *Loader) Open(ctx context.Context, ref string) (*Plugin, error) {
 	}
 	path, name, named := strings.Cut(ref, "#")
 	switch {
-	case path == "" || named && name == "":
+	case path == "":
 		return nil, fmt.Errorf("rule %q: empty; give a shipped name or ./file.wasm#name", ref)
+	case named && name == "":
+		return nil, fmt.Errorf("rule %q: no name follows #; give %s#name, or leave out # where there is one rule", ref, path)
 	case isPath(path):
 		return l.openFile(ctx, ref, path, name)
 	case strings.ContainsAny(path, "/\\.") || named:
@@ -173,7 +175,7 @@ func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin,
 	}
 	bytes, err := readModule(path)
 	if errors.Is(err, fs.ErrNotExist) && l.options.BaseDir == "" {
-		err = missingError{path, "the working directory"}
+		err = missingError{path, "module", "the working directory"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("rule %s: %w", ref, err)
@@ -192,14 +194,21 @@ func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin,
 func (l *Loader) openProgram(ctx context.Context, ref, program string) (*Plugin, error) {
 	path, name, named := strings.Cut(program, "#")
 	switch {
-	case path == "" || named && name == "":
+	case path == "":
 		return nil, fmt.Errorf("rule %q: empty; give exec:./path#name", ref)
+	case named && name == "":
+		return nil, fmt.Errorf("rule %q: no name follows #; give exec:%s#name, or leave out # where there is one rule", ref, path)
 	case !isPath(path):
 		return nil, fmt.Errorf("rule %s: the path after exec: starts with ./, ../ or /, as in exec:./path#name", ref)
 	case !filepath.IsAbs(path):
 		path = filepath.Join(l.options.BaseDir, path)
 	}
 	p, err := l.run(ctx, path)
+	if err != nil && l.options.BaseDir == "" {
+		if _, missing := os.Stat(path); errors.Is(missing, fs.ErrNotExist) {
+			err = missingError{path, "program", "the working directory"}
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("rule %s: %w", ref, err)
 	}
@@ -224,12 +233,12 @@ func choose(specs []abi.Spec, name, what string) (abi.Spec, error) {
 	return specs[0], nil
 }
 
-// A missingError is the path of a module that is not there, and what it is relative to. It
-// is an fs.ErrNotExist.
-type missingError struct{ path, base string }
+// A missingError is the path of a module or a program that is not there, and what it is
+// relative to. It is an fs.ErrNotExist.
+type missingError struct{ path, what, base string }
 
 func (e missingError) Error() string {
-	return fmt.Sprintf("there is no file %s; build the module first, or correct the path, which is relative to %s", e.path, e.base)
+	return fmt.Sprintf("there is no file %s; build the %s first, or correct the path, which is relative to %s", e.path, e.what, e.base)
 }
 
 func (missingError) Unwrap() error { return fs.ErrNotExist }
@@ -238,7 +247,7 @@ func (missingError) Unwrap() error { return fs.ErrNotExist }
 func readModule(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, missingError{path, "the deployment file"}
+		return nil, missingError{path, "module", "the deployment file"}
 	}
 	if err != nil {
 		return nil, err

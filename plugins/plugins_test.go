@@ -119,10 +119,10 @@ func TestReferencesThatDoNotOpen(t *testing.T) {
 	for ref, want := range map[string]string{
 		"":                 `rule "": empty; give a shipped name or ./file.wasm#name`,
 		"#window":          `rule "#window": empty; give a shipped name or ./file.wasm#name`,
-		"./x.wasm#":        `rule "./x.wasm#": empty; give a shipped name or ./file.wasm#name`,
+		"./x.wasm#":        `rule "./x.wasm#": no name follows #; give ./x.wasm#name, or leave out # where there is one rule`,
 		"oci:r@sha256:0#x": "rule oci:r@sha256:0#x: references that start with oci: are not supported by this build; give a shipped name, ./file.wasm#name or exec:./path#name",
 		"exec:":            `rule "exec:": empty; give exec:./path#name`,
-		"exec:./p#":        `rule "exec:./p#": empty; give exec:./path#name`,
+		"exec:./p#":        `rule "exec:./p#": no name follows #; give exec:./p#name, or leave out # where there is one rule`,
 		"exec:#x":          `rule "exec:#x": empty; give exec:./path#name`,
 		"exec:p#x":         "rule exec:p#x: the path after exec: starts with ./, ../ or /, as in exec:./path#name",
 		"exec:./p#x":       "rule exec:./p#x: there is no file " + at("p") + "; build the program first, or correct the path, which is relative to the deployment file",

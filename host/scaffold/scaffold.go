@@ -87,9 +87,9 @@ func Write(dir string, o Options) (files []string, err error) {
 	for _, name := range names {
 		to := filepath.Join(dir, filepath.FromSlash(name))
 		if _, err := os.Lstat(to); err == nil {
-			return nil, fmt.Errorf("new rule %s: %s is there already, and is not replaced; choose another directory, or move it away", o.Name, to)
+			return nil, fmt.Errorf("rule %s: %s is there already, and is not replaced; choose another directory, or move it away", o.Name, to)
 		} else if !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("new rule %s: %w", o.Name, err)
+			return nil, fmt.Errorf("rule %s: %w", o.Name, err)
 		}
 	}
 	for _, name := range names {
@@ -98,7 +98,7 @@ func Write(dir string, o Options) (files []string, err error) {
 			for _, f := range files { // half a rule is of no use
 				os.Remove(f)
 			}
-			return nil, fmt.Errorf("new rule %s: %w", o.Name, err)
+			return nil, fmt.Errorf("rule %s: %w", o.Name, err)
 		}
 		files = append(files, to)
 	}
@@ -124,11 +124,11 @@ func create(name, content string) error {
 // render returns the content of each file by its slash-separated name.
 func render(o Options) (map[string]string, error) {
 	if err := (&abi.Manifest{Name: o.Name, Version: "1", Kind: abi.KindPolicy}).Validate(); err != nil {
-		return nil, fmt.Errorf("new rule: %w", err)
+		return nil, err
 	}
 	i := slices.Index(Languages(), o.Lang)
 	if i < 0 {
-		return nil, fmt.Errorf("new rule %s: language %q is not known; choose one of %s", o.Name, o.Lang, strings.Join(Languages(), ", "))
+		return nil, fmt.Errorf("rule %s: language %q is not known; choose one of %s", o.Name, o.Lang, strings.Join(Languages(), ", "))
 	}
 	content := map[string]string{}
 	for _, from := range []string{"common", o.Lang} {

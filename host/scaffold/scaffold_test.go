@@ -88,12 +88,12 @@ func TestRefusals(t *testing.T) {
 		o    Options
 		want string
 	}{
-		{Options{Name: "", Lang: "c"}, `new rule: rule name "": 1 to 64 of a-z, 0-9, - and _ are allowed`},
-		{Options{Name: "My rule", Lang: "c"}, `new rule: rule name "My rule": 1 to 64 of a-z, 0-9, - and _ are allowed`},
-		{Options{Name: "../x", Lang: "go"}, `new rule: rule name "../x": 1 to 64 of a-z, 0-9, - and _ are allowed`},
-		{Options{Name: long, Lang: "go"}, `new rule: rule name "` + long + `": 1 to 64 of a-z, 0-9, - and _ are allowed`},
-		{Options{Name: "x", Lang: "java"}, `new rule x: language "java" is not known; choose one of go, c, rust, as`},
-		{Options{Name: "x"}, `new rule x: language "" is not known; choose one of go, c, rust, as`},
+		{Options{Name: "", Lang: "c"}, `rule name "": 1 to 64 of a-z, 0-9, - and _ are allowed`},
+		{Options{Name: "My rule", Lang: "c"}, `rule name "My rule": 1 to 64 of a-z, 0-9, - and _ are allowed`},
+		{Options{Name: "../x", Lang: "go"}, `rule name "../x": 1 to 64 of a-z, 0-9, - and _ are allowed`},
+		{Options{Name: long, Lang: "go"}, `rule name "` + long + `": 1 to 64 of a-z, 0-9, - and _ are allowed`},
+		{Options{Name: "x", Lang: "java"}, `rule x: language "java" is not known; choose one of go, c, rust, as`},
+		{Options{Name: "x"}, `rule x: language "" is not known; choose one of go, c, rust, as`},
 	} {
 		files, err := Write(dir, c.o)
 		require.EqualError(t, err, c.want)
@@ -104,7 +104,7 @@ func TestRefusals(t *testing.T) {
 	mine := filepath.Join(dir, "rule.c")
 	require.NoError(t, os.WriteFile(mine, []byte("mine"), 0o600))
 	_, err := Write(dir, Options{Name: "x", Lang: "c"})
-	require.EqualError(t, err, "new rule x: "+mine+" is there already, and is not replaced; choose another directory, or move it away")
+	require.EqualError(t, err, "rule x: "+mine+" is there already, and is not replaced; choose another directory, or move it away")
 	require.Equal(t, map[string]string{"rule.c": "mine"}, tree(t, dir), "nothing else is written")
 
 	// What goes wrong half way leaves nothing behind.

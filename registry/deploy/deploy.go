@@ -363,6 +363,9 @@ func paramValue(p *abi.Param, v any) (uint64, error) {
 		}
 		return 0, fmt.Errorf("parameter %s is %q%s known: %s", p.Name, s, strictyaml.DidYouMean(s, p.Enum), strings.Join(p.Enum, ", "))
 	}
+	if s, ok := v.(string); ok {
+		return 0, fmt.Errorf("parameter %s is %q; it must be an integer from %d to %d", p.Name, s, p.Min, p.Max)
+	}
 	i, ok := v.(int)
 	if !ok || i < 0 {
 		return 0, fmt.Errorf("parameter %s is %v; it must be an integer from %d to %d", p.Name, v, p.Min, p.Max)

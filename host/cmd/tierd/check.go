@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"sort"
 	"strings"
 	"sync"
@@ -75,7 +77,9 @@ func runCheck(cmd *cobra.Command, arg string, a tryArgs) error {
 	case cmd.Flags().Changed("twin") || cmd.Flags().Changed("legs"):
 		err = fmt.Errorf("--twin and --legs are for a plugin, and %s is taken for a deployment file", arg)
 	default:
-		err = checkDeployment(cmd, arg, a)
+		if err = isFile(arg); err == nil {
+			err = checkDeployment(cmd, arg, a)
+		}
 	}
 	var exit *exitError
 	if err == nil || errors.As(err, &exit) {
@@ -86,6 +90,18 @@ func runCheck(cmd *cobra.Command, arg string, a tryArgs) error {
 		_ = json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"verdict": "undecided", "error": err.Error()})
 	}
 	return &exitError{exitUndecided}
+}
+
+// isFile returns what to do about an argument that is no file.
+func isFile(arg string) error {
+	info, err := os.Stat(arg)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("there is no file %q; give a deployment file, a module, as in rule.wasm, or a program, as in exec:./rule", arg)
+	case err == nil && info.IsDir():
+		return fmt.Errorf("%s is a directory; give a file of it, as in: tierd check %s", arg, filepath.Join(arg, "deployment.yaml"))
+	}
+	return nil
 }
 
 func checkDeployment(cmd *cobra.Command, path string, a tryArgs) error {

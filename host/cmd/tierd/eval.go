@@ -20,7 +20,7 @@ func evalCommand() *cobra.Command {
 		Use:   "eval [FILE]",
 		Short: "Ask rules single questions, a line of JSON each",
 		Long: `Eval reads questions from FILE, or from standard input, and prints an answer for each
-line, in order and at once, so that another program can drive it:
+line that is not blank, in order and at once, so that another program can drive it:
 
   {"rule":"window","params":{"window":20},"op":"reach","round":{"chunk_tokens":8,"prompt_tokens":64,"resume_tokens":56}}
   {"set":[[4,6]],"fuel":1234}

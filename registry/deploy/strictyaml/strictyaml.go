@@ -222,6 +222,10 @@ func (d decoder) scalar(n *yaml.Node, v reflect.Value, path string) error {
 	return d.errorf(n.Line, "%s: a field of type %s cannot be configured", path, v.Type())
 }
 
+// shownBytes is how much of a wrong value a message shows: a text file of another kind is
+// one long value.
+const shownBytes = 80
+
 func (d decoder) expected(n *yaml.Node, path, want string) error {
 	got := n.Value
 	switch {
@@ -232,6 +236,9 @@ func (d decoder) expected(n *yaml.Node, path, want string) error {
 	case n.Tag == "!!null":
 		got = "nothing"
 	default:
+		if len(got) > shownBytes {
+			got = strings.ToValidUTF8(got[:shownBytes], "") + "..."
+		}
 		got = fmt.Sprintf("%q", got)
 	}
 	if path == "" {

@@ -58,6 +58,7 @@ func TestMessages(t *testing.T) {
 		{"name: &a x\nlabels: {k: *a}", "f:2: labels.k: anchors and aliases are not supported; write the value out"},
 		{"\t", "f: not valid YAML: found character that cannot start any token"},
 		{"# nothing", "f: the file is empty"},
+		{strings.Repeat("a b ", 100), `f:1: the file is "` + strings.Repeat("a b ", 20) + `..."; it must be a map of keys to values`},
 	} {
 		var v config
 		err := strictyaml.Decode("f", []byte(c.in), &v)
