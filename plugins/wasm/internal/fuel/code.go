@@ -54,12 +54,14 @@ type compilerWork struct {
 	squares int // of the number of branches to each block, added up
 	calls   int
 	values  int // that the calls pass and return
+	charges int // that this package adds, each of which is a block to the compiler
 }
 
 // microseconds estimates how long the compiler is busy with a function that is made to
 // keep it busy. For others it is far too much, which does no harm.
 func (c *compilerWork) microseconds(locals, globals int) int {
-	return locals*(locals*c.loops/4+c.depths/2+4*c.edges) + c.squares/4096 + c.blocks*c.blocks/32 + 3*c.calls*globals/2 + 20*c.values
+	blocks, edges := c.blocks+chargeBlocks*c.charges, c.edges+c.charges
+	return locals*(locals*c.loops/4+c.depths/2+4*edges) + c.squares/4096 + blocks*blocks/32 + 3*c.calls*globals/2 + 20*c.values
 }
 
 // flush writes the code read so far.
@@ -77,6 +79,7 @@ func (w *writer) burn() int {
 	m.out = append(append(m.out, m.charge...), 0x80, 0x80, 0x80, 0x80, 0)
 	at := len(m.out) - 5
 	m.out = append(m.out, m.check...)
+	w.charges++
 	return at
 }
 

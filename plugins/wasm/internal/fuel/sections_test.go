@@ -137,3 +137,19 @@ func TestSectionsThatClaimTooMuch(t *testing.T) {
 	_, err = Rewrite(with(with(types(1), secFunction, 3, 0, 0, 0), secCode, vector(half, half, half)))
 	require.ErrorContains(t, err, "more than 1048576 locals in all functions together")
 }
+
+// What this package adds to code is more for the compiler to do, and counts: a function
+// without a branch has a charge for every few instructions.
+func TestChargesAreWork(t *testing.T) {
+	long := func(roots int) []byte {
+		f := code(1, 1, TypeF32, opLocalGet, 0, slices.Repeat([]byte{opF32Sqrt}, roots), opLocalSet, 0, opEnd)
+		m := with(raw(secType, 1, 0x60, 0, 0), secFunction, 1, 0)
+		return with(m, secCode, vector(append(uleb(uint64(len(f))), f...)))
+	}
+	_, err := Rewrite(long(100_000)) // 0.7 s of the compiler's time
+	require.NoError(t, err)
+	_, err = Rewrite(long(1_000_000)) // minutes
+	require.ErrorContains(t, err, "has 1 blocks, 0 branches, 0 calls and 1 locals; the runtime's compiler would take too long")
+	_, err = Plain(long(1_000_000)) // has no charges
+	require.NoError(t, err)
+}
