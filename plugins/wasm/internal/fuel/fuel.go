@@ -185,7 +185,7 @@ func (m *module) write() error {
 		return err
 	}
 	m.writeExports()
-	if err := m.walk(secElement, func(r *reader) { r.each(2, func() { m.element(r) }) }); err != nil {
+	if err := m.walk(secElement, func(r *reader) { r.atMost(segmentsMax, "segments"); r.each(2, func() { m.element(r) }) }); err != nil {
 		return err
 	}
 	m.copy(secElement)
@@ -196,7 +196,7 @@ func (m *module) write() error {
 	if err := m.code(m.sections[secCode]); err != nil {
 		return err
 	}
-	if err := m.walk(secData, func(r *reader) { r.each(2, func() { m.data(r) }) }); err != nil {
+	if err := m.walk(secData, func(r *reader) { r.atMost(segmentsMax, "segments"); r.each(2, func() { m.data(r) }) }); err != nil {
 		return err
 	}
 	m.copy(secData)

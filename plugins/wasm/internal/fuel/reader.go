@@ -87,6 +87,15 @@ func (r *reader) each(itemBytes int, item func()) {
 	}
 }
 
+// atMost refuses a vector of more than most items. It does not pass its length, and
+// leaves one that cannot be to count.
+func (r *reader) atMost(most int, what string) {
+	n := *r
+	if have := n.count(1); have > most {
+		r.refuse("%d %s; at most %d are allowed", have, what, most)
+	}
+}
+
 // bytes reads a vector of bytes, such as a name.
 func (r *reader) bytes() []byte {
 	n := r.count(1)

@@ -38,6 +38,20 @@ const (
 	// 100,000 for minutes. A plain Go guest has 3,000.
 	functionsMax = 20_000
 
+	// typesMax bounds the types. The runtime keeps a record and a name of each: a million
+	// take it 9 s and 400 MB. A plain Go guest has 15; more than one for each function and
+	// import are of no use.
+	typesMax = functionsMax + importsMax
+
+	// exportsMax bounds the exports, which an instance copies each time it is made: for
+	// 900,000 that takes 80 ms. A module that exports all its functions is within it.
+	exportsMax = functionsMax + importsMax
+
+	// segmentsMax bounds the data segments, and the element segments, of which an instance
+	// copies every one when it is made: 15 ms for these. A plain Go guest has 29,000 of
+	// data, because its linker leaves out runs of zeros.
+	segmentsMax = 100_000
+
 	// signatureMax bounds the parameters and results of a type together: a call of two
 	// bytes moves as many values.
 	signatureMax = 64
@@ -159,7 +173,7 @@ func (m *module) readTypes() error {
 		id   int
 		read func(*reader)
 	}{
-		{secType, func(r *reader) { r.each(3, func() { m.readType(r) }) }},
+		{secType, func(r *reader) { r.atMost(typesMax, "types"); r.each(3, func() { m.readType(r) }) }},
 		{secImport, func(r *reader) { r.each(4, func() { m.readImport(r) }) }},
 		{secFunction, func(r *reader) {
 			r.each(1, func() { m.funcs = append(m.funcs, r.index("type", len(m.types))) })
@@ -316,6 +330,7 @@ func (m *module) expression(r *reader) {
 
 // readExports reads the exports. Names that begin with Prefix are this package's.
 func (m *module) readExports(r *reader) {
+	r.atMost(exportsMax, "exports")
 	r.each(3, func() {
 		f := Func{Name: string(r.bytes())}
 		if strings.HasPrefix(f.Name, Prefix) {

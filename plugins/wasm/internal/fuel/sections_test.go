@@ -45,7 +45,7 @@ func with(module []byte, id byte, content ...any) []byte {
 func TestSectionsThatClaimTooMuch(t *testing.T) {
 	huge := uleb(1<<32 - 1)
 	const claims = "it announces 4294967295 items of at least"
-	types := func(n int) []byte { return raw(secType, n, slices.Repeat([]byte{0x60, 0, 0}, n)) }
+	types := func(n int) []byte { return raw(secType, uleb(uint64(n)), slices.Repeat([]byte{0x60, 0, 0}, n)) }
 	// body is a module of one function without parameters.
 	body := func(parts ...any) []byte {
 		f := code(0, code(parts...), opEnd)
@@ -62,6 +62,10 @@ func TestSectionsThatClaimTooMuch(t *testing.T) {
 		{raw(secType, 1, 0x5f, 0, 0), "section type, byte 12: type form 0x5f; only functions, 0x60, are supported"},
 		{raw(secType, 1, 0x60, 1, 0x64, 0), "section type, byte 14: value type 0x64"},
 		{raw(secType, 1, 0x60, 65, slices.Repeat([]byte{TypeI32}, 65), 0), "section type, byte 79: a type of 65 parameters and results; at most 64 are allowed"},
+		{types(typesMax + 1), "section type, byte 12: 20129 types; at most 20128 are allowed"},
+		{raw(secExport, uleb(exportsMax+1), slices.Repeat([]byte{0, 2, 0}, exportsMax+1)), "section export, byte 12: 20129 exports; at most 20128 are allowed"},
+		{raw(secElement, uleb(segmentsMax+1), slices.Repeat([]byte{1, 0, 0}, segmentsMax+1)), "section element, byte 12: 100001 segments; at most 100000 are allowed"},
+		{raw(secData, uleb(segmentsMax+1), slices.Repeat([]byte{1, 0}, segmentsMax+1)), "section data, byte 12: 100001 segments; at most 100000 are allowed"},
 		{raw(secImport, huge), "section import, byte 15: " + claims + " 4 bytes, and 0 bytes are left"},
 		{raw(secImport, 1, 0, 0, 9, 0), "section import, byte 14: import of kind 9"},
 		{raw(secImport, 1, name("m"), name("t"), 1, 0x70, 0, huge), "section import, byte 16: it imports the table m.t; a module must define its own"},
