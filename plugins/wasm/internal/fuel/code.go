@@ -417,6 +417,9 @@ func (w *writer) structure(code byte, from int) {
 		w.enter(code, values)
 	case opLoop:
 		values := w.blockType()
+		if l := &w.levels[len(w.levels)-1]; l.toll > 0 && l.landing {
+			w.pay(from, weightLoop) // a branch from inside may lead to the head that is free
+		}
 		w.enter(code, values)
 		w.open(weightLoop + values)
 	case opElse:

@@ -206,3 +206,22 @@ func TestShippedModule(t *testing.T) {
 	_, err = Rewrite(m.Wasm)
 	require.ErrorContains(t, err, `it exports "tierd:fuel"; names that begin with "tierd:" are the host's`)
 }
+
+// The free head of a loop that dispatches is paid for by whatever leads back to it, an
+// inner loop too.
+func TestInnerLoopPaysForFreeHead(t *testing.T) {
+	const turnUnits = 10 // local.get, global.get, const, add, global.set, br_table, loop, br
+	run1 := code(0, opLoop, blockVoid, opBlock, blockVoid,
+		opGlobalGet, 0, opI64Const, 1, 0x7c, opGlobalSet, 0, opLocalGet, 0, opBrTable, 1, 0, 0, opEnd,
+		opLoop, blockVoid, opBr, 1, opEnd, opEnd, opEnd)
+	m := with(raw(secType, 1, 0x60, 1, TypeI32, 0), secFunction, 1, 0)
+	m = with(m, secGlobal, 1, TypeI64, 1, opI64Const, 0, opEnd)
+	m = with(m, secExport, 2, name("run"), 0, 0, name("a"), 3, 0)
+	m = with(m, secCode, vector(append(uleb(uint64(len(run1))), run1...)))
+	r, err := Rewrite(m)
+	require.NoError(t, err)
+	const units = 100_000
+	o := run(t, compiler, r.Wasm, units, 0)
+	require.Equal(t, "wasm error: unreachable", o.trap)
+	require.LessOrEqual(t, o.a, uint64(units/turnUnits), "turns")
+}

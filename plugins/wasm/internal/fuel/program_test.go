@@ -230,6 +230,12 @@ func (p *program) table() {
 	for i := range n {
 		p.op(opEnd)
 		p.labels = p.labels[:len(p.labels)-1]
+		if loop && p.draw(8) == 0 { // back to the head, out of a loop that stands where the jump leads
+			p.op(opLoop, blockVoid)
+			p.step()
+			p.expr(1)
+			p.op(opLocalSet, 2, opBr, byte(n-i), opEnd)
+		}
 		p.statements(3)
 		if loop && p.draw(3) == 0 { // back to the head
 			p.step()
