@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/tetratelabs/wazero"
@@ -45,6 +46,10 @@ type instance struct {
 	mod    api.Module
 	mem    api.Memory
 	fns    [fnCount]api.Function // nil where the export is missing
+	// stacks are the guest's stacks that the runtime keeps, one for each of fns: its own
+	// fields, which it tells nobody about. TestDeepCallsLeaveNoStack fails when they are
+	// not found any more.
+	stacks [fnCount]reflect.Value
 	// fuel is the counter of units left, budget what it was set to for the last call.
 	fuel   api.MutableGlobal
 	budget uint64
@@ -56,6 +61,10 @@ type instance struct {
 	stderr     stderr
 	stack      [1]uint64
 }
+
+// stackField is the field of the runtime's functions that holds their stack, after one
+// that keeps others from implementing the interface.
+const stackField = 1
 
 type instanceKey struct{}
 
@@ -101,8 +110,8 @@ func (m *Module) newInstance() (*instance, error) {
 	}
 	in.mod, in.mem = mod, mod.ExportedMemory("memory")
 	in.fuel = mod.ExportedGlobal(fuel.Counter).(api.MutableGlobal)
-	for i, name := range fnNames {
-		in.fns[i] = mod.ExportedFunction(name)
+	for i := range fnNames {
+		in.find(i)
 	}
 	if m.start {
 		err = in.setUp(fuel.Start, "the start function")
@@ -159,7 +168,18 @@ func (in *instance) call(rule string, fn int, handle int32, units uint64) (int64
 	if err := in.fns[fn].CallWithStack(in, in.stack[:]); err != nil {
 		return 0, in.trap(rule, fnNames[fn], err)
 	}
+	if in.stacks[fn].Cap() > stackItemsKept {
+		in.find(fn) // anew
+	}
 	return int64(in.stack[0]), nil
+}
+
+// find looks a function up, which gives it a new, small stack.
+func (in *instance) find(fn int) {
+	f := in.mod.ExportedFunction(fnNames[fn])
+	if in.fns[fn] = f; f != nil {
+		in.stacks[fn] = reflect.ValueOf(f).Elem().Field(stackField)
+	}
 }
 
 // callUnits is the fuel of a call about a round.

@@ -103,6 +103,13 @@ const (
 	// each; more instances than cores only serve goroutines that are not running.
 	PoolMaxDefault = 32
 
+	// stackItemsKept bounds the stack that an instance keeps for each of its functions from
+	// call to call, in items of the runtime's: bytes where it compiles, as it does on amd64
+	// and arm64, else words of 8. It starts with 10 KB, doubles that up to 100 MB as calls
+	// go deeper, and never gives it back. The shipped rules never need more than it starts
+	// with; a rule that needs more than this pays for growing it in each call.
+	stackItemsKept = 1 << 20
+
 	// manifestBytesMax bounds the JSON of kv_manifest: rulesMax rules at 4 KiB each.
 	manifestBytesMax = rulesMax * 4096
 
