@@ -55,13 +55,15 @@ type compilerWork struct {
 	calls   int
 	values  int // that the calls pass and return
 	charges int // that this package adds, each of which is a block to the compiler
+	bytes   int // of code: as a measure of the values that wait on the stack
 }
 
 // microseconds estimates how long the compiler is busy with a function that is made to
 // keep it busy. For others it is far too much, which does no harm.
 func (c *compilerWork) microseconds(locals, globals int) int {
 	blocks, edges := c.blocks+chargeBlocks*c.charges, c.edges+c.charges
-	return locals*(locals*c.loops/4+c.depths/2+4*edges) + c.squares/4096 + blocks*blocks/32 + 3*c.calls*globals/2 + 20*c.values
+	return locals*(locals*c.loops/4+c.depths/2+4*edges) + c.squares/4096 + blocks*blocks/32 + 3*c.calls*globals/2 + 20*c.values +
+		c.bytes*c.charges/waitingPerMicrosecond
 }
 
 // flush writes the code read so far.
@@ -202,7 +204,7 @@ func (w *writer) function(t *Func) {
 		w.refuse("more than %d locals in all functions together", localsMax)
 	}
 	w.locals = len(t.Params) + locals
-	w.compilerWork = compilerWork{}
+	w.compilerWork = compilerWork{bytes: size}
 	w.m.sized(func() {
 		w.levels, w.frames = w.levels[:0], w.frames[:0]
 		w.open(weightEnter + locals/localsPerUnit + len(t.Params))

@@ -97,12 +97,17 @@ const (
 // compilerMicrosecondsMax bounds what the runtime's compiler may have to do with a
 // module, by an estimate for the code that is the worst for it: nested loops and blocks
 // around many variables, thousands of branches to one place, calls that pass much. A
-// plain Go guest of 2.7 MB has a tenth.
+// plain Go guest of 2.3 MB has an eighth.
 const compilerMicrosecondsMax = 40_000_000
 
 // chargeBlocks is how many blocks of the module a charge weighs for the compiler: its if
 // ends one and begins two. 6,250 charges in a row take it 2.8 s, 12,500 take it 19 s.
 const chargeBlocks = 2
+
+// waitingPerMicrosecond is how many bytes of code, times the charges in it, are a
+// microsecond of the compiler's when each few bytes leave a value on the stack that is
+// used at the end: 800 KB with 7,800 charges take it 49 s.
+const waitingPerMicrosecond = 128
 
 // A Func is a function that a module imports or exports.
 type Func struct {

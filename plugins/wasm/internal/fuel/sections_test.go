@@ -145,10 +145,13 @@ func TestSectionsThatClaimTooMuch(t *testing.T) {
 // What this package adds to code is more for the compiler to do, and counts: a function
 // without a branch has a charge for every few instructions.
 func TestChargesAreWork(t *testing.T) {
-	long := func(roots int) []byte {
-		f := code(1, 1, TypeF32, opLocalGet, 0, slices.Repeat([]byte{opF32Sqrt}, roots), opLocalSet, 0, opEnd)
+	function := func(parts ...any) []byte {
+		f := code(1, 1, TypeF32, code(parts...), opEnd)
 		m := with(raw(secType, 1, 0x60, 0, 0), secFunction, 1, 0)
 		return with(m, secCode, vector(append(uleb(uint64(len(f))), f...)))
+	}
+	long := func(roots int) []byte {
+		return function(opLocalGet, 0, slices.Repeat([]byte{opF32Sqrt}, roots), opLocalSet, 0)
 	}
 	_, err := Rewrite(long(100_000)) // 0.7 s of the compiler's time
 	require.NoError(t, err)
@@ -156,4 +159,13 @@ func TestChargesAreWork(t *testing.T) {
 	require.ErrorContains(t, err, "has 1 blocks, 0 branches, 0 calls and 1 locals; the runtime's compiler would take too long")
 	_, err = Plain(long(1_000_000)) // has no charges
 	require.NoError(t, err)
+
+	// Values that wait on the stack live through all charges in between.
+	waiting := func(values int) []byte {
+		return function(slices.Repeat([]byte{opLocalGet, 0, opF32Sqrt}, values), slices.Repeat([]byte{0x92}, values-1), opLocalSet, 0)
+	}
+	_, err = Rewrite(waiting(20_000)) // 0.3 s
+	require.NoError(t, err)
+	_, err = Rewrite(waiting(200_000)) // 49 s
+	require.ErrorContains(t, err, "the runtime's compiler would take too long")
 }
