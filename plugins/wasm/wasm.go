@@ -82,13 +82,14 @@ const (
 	// CallUnits and ChunkUnits are the fuel of a call of kv_reach, kv_scan or kv_need: a
 	// base, and ChunkUnits for each chunk of the sequence, up to Hi or to the stored tokens,
 	// whichever is more: a rule may look at every aligned point to answer for one chunk. A
-	// plain Go guest that treats every chunk on its own burns 500 for one, an eighth; one
+	// plain Go guest that treats every chunk on its own burns 500 for one, a quarter; one
 	// that works on words burns 10. The base is there for a guest's own garbage collection.
-	// A unit takes up to 2 ns, so a call about 8192 chunks lasts 80 ms at the most, a second
-	// if it does nothing but miss the caches (see package fuel), and the collector of this
-	// program waits as long.
+	// A unit takes up to 2 ns, so a call about 8192 chunks lasts 45 ms at the most, half a
+	// second if it does nothing but miss the caches (see package fuel), and the collector of
+	// this program waits as long; a deployment whose longest sequence has more chunks allows
+	// for more.
 	CallUnits  = 1 << 22
-	ChunkUnits = 1 << 12
+	ChunkUnits = 1 << 11
 
 	// SetupUnits is the fuel of the start function, of _initialize, of kv_manifest and of
 	// one kv_open each: 35 ms, half a second if it does nothing but miss the caches. The
