@@ -166,7 +166,7 @@ func (l *Loader) openShipped(ctx context.Context, name string) (*Plugin, error) 
 		}
 	}
 	names := ruleNames(m.Specs())
-	return nil, fmt.Errorf("rule %s: no shipped rule has this name; did you mean %s? Shipped: %s", name, nearest(name, names), strings.Join(names, ", "))
+	return nil, fmt.Errorf("rule %s: no shipped rule has this name; %sShipped: %s", name, didYouMean(name, names), strings.Join(names, ", "))
 }
 
 func (l *Loader) openFile(ctx context.Context, ref, path, name string) (*Plugin, error) {
@@ -226,7 +226,7 @@ func choose(specs []abi.Spec, name, what string) (abi.Spec, error) {
 	case i >= 0:
 		return specs[i], nil
 	case name != "":
-		return nil, fmt.Errorf("the %s holds no rule %s; did you mean %s? It holds: %s", what, name, nearest(name, names), strings.Join(names, ", "))
+		return nil, fmt.Errorf("the %s holds no rule %s; %sIt holds: %s", what, name, didYouMean(name, names), strings.Join(names, ", "))
 	case len(specs) > 1:
 		return nil, &AmbiguousError{what, names}
 	}
@@ -299,6 +299,15 @@ func ruleNames(specs []abi.Spec) []string {
 		names = append(names, s.Manifest().Name)
 	}
 	return names
+}
+
+// didYouMean asks for the nearest name, when at most half of the letters are wrong.
+func didYouMean(name string, names []string) string {
+	best := nearest(name, names)
+	if best == "" || edits(name, best) > max(1, len(name)/2) {
+		return ""
+	}
+	return "did you mean " + best + "? "
 }
 
 // nearest returns the name that is the fewest edits away, the first of equals.

@@ -230,4 +230,7 @@ func TestEdits(t *testing.T) {
 	}
 	require.Equal(t, "b", nearest("b", []string{"a", "b", "c"}))
 	require.Equal(t, "a", nearest("x", []string{"a", "b"}))
+	require.Equal(t, "did you mean window? ", didYouMean("windov", []string{"full", "window"}))
+	require.Empty(t, didYouMean("nope", []string{"full", "window"}))
+	require.Empty(t, didYouMean("nope", nil))
 }
