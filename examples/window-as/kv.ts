@@ -79,7 +79,7 @@ export abstract class Rule {
   abstract reach(p: Params, r: Round, out: Bitmap): Answer;
   abstract scan(p: Params, r: Round, states: States, demand: Bitmap, span: Span): Answer;
   need(p: Params, r: Round, out: Bitmap): Answer {
-    return fail("kv_need: a policy has no need");
+    return fail("kv_need: the rule gives no need, which only a policy may leave out");
   }
 }
 

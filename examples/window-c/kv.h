@@ -105,8 +105,8 @@ static inline kv_answer kv_check(const char *name, uint64_t value, uint64_t min,
 }
 
 // Sets of chunks.
-static inline void kv_set(kv_bitmap b, uint32_t i) {
-	if (i >= b.bits) __builtin_trap();
+static inline void kv_set(kv_bitmap b, int64_t i) {
+	if (i < 0 || i >= b.bits) __builtin_trap();
 	b.words[i >> 6] |= 1ull << (i & 63);
 }
 
@@ -133,8 +133,8 @@ static inline void kv_set_tails(kv_bitmap b, int64_t first, int64_t last, int64_
 }
 
 // Tables of states.
-static inline kv_state kv_at(kv_states s, uint32_t i) {
-	if (i >= s.count) __builtin_trap();
+static inline kv_state kv_at(kv_states s, int64_t i) {
+	if (i < 0 || i >= s.count) __builtin_trap();
 	return s.words[i >> 5] >> (i & 31) * 2 & 3;
 }
 
@@ -171,7 +171,7 @@ static inline int64_t kv_last(kv_states s, kv_class c, int64_t lo, int64_t hi) {
 // kv_mark sets in out the bits of the entries lo <= i < hi whose state is in c.
 static inline void kv_mark(kv_states s, kv_class c, int64_t lo, int64_t hi, kv_bitmap out) {
 	if (hi > out.bits) hi = out.bits;
-	for (int64_t i = kv_first(s, c, lo, hi); i < hi; i = kv_first(s, c, i + 1, hi)) kv_set(out, (uint32_t)i);
+	for (int64_t i = kv_first(s, c, lo, hi); i < hi; i = kv_first(s, c, i + 1, hi)) kv_set(out, i);
 }
 
 // kv_fill sets the entries lo <= i < hi. The table is the rule's own during this call.
@@ -198,9 +198,27 @@ static kv_opened kv_handles[KV_HANDLES_MAX];
 static uint32_t kv_handles_count;
 static uint64_t kv_in[(KV_RECORD_BYTES_MAX + KV_CHUNKS_MAX / 4) / 8], kv_out[1 + KV_CHUNKS_MAX / 64];
 
-// The compiler may call these, which would be libc's.
+// The compiler may call these, which would be libc's. Without -mbulk-memory it may not take
+// their own loops for calls of them.
+#ifdef __wasm_bulk_memory__
 __attribute__((weak)) void *memset(void *to, int byte, unsigned long n) { return __builtin_memset(to, byte, n); }
 __attribute__((weak)) void *memcpy(void *to, const void *from, unsigned long n) { return __builtin_memcpy(to, from, n); }
+__attribute__((weak)) void *memmove(void *to, const void *from, unsigned long n) { return __builtin_memmove(to, from, n); }
+#else
+#define KV_LIBC __attribute__((weak, no_builtin)) void *
+KV_LIBC memset(void *to, int byte, unsigned long n) {
+	for (char *t = to; n; n--) *t++ = (char)byte;
+	return to;
+}
+KV_LIBC memmove(void *to, const void *from, unsigned long n) {
+	char *t = to;
+	const char *f = from;
+	if (t < f) for (; n; n--) *t++ = *f++;
+	else while (n--) t[n] = f[n];
+	return to;
+}
+KV_LIBC memcpy(void *to, const void *from, unsigned long n) { return memmove(to, from, n); }
+#endif
 
 static int64_t kv_view(kv_answer a, const void *p, uint32_t bytes) {
 	if (a == KV_OK) return (int64_t)((uint64_t)(uintptr_t)p << 32 | bytes);
@@ -251,6 +269,8 @@ int64_t KV_EXPORT(kv_open)(void) {
 		a = kv_fail("kv_open: the rule takes %u parameters; %u were given", kv_rules[index].params, count);
 	if (a == KV_OK && count > KV_PARAMS_MAX)
 		a = kv_fail("kv_open: the rule takes %u parameters; define KV_PARAMS_MAX, which is %u", count, KV_PARAMS_MAX);
+	if (a == KV_OK && (!kv_rules[index].reach || !kv_rules[index].scan))
+		a = kv_fail("kv_open: KV_RULES gives rule %u no %s", index, kv_rules[index].reach ? "scan" : "reach");
 	if (a == KV_OK && kv_handles_count == KV_HANDLES_MAX)
 		a = kv_fail("kv_open: this instance has opened %u rules, as many as it keeps", KV_HANDLES_MAX);
 	if (a == KV_OK && kv_rules[index].open) a = kv_rules[index].open(&kv_in[1]);
@@ -286,7 +306,7 @@ int64_t KV_EXPORT(kv_scan)(int32_t handle) {
 int64_t KV_EXPORT(kv_need)(int32_t handle) {
 	kv_call c;
 	kv_answer a = kv_begin(handle, &c);
-	if (a == KV_OK && !c.by->rule->need) a = kv_fail("kv_need: a policy has no need");
+	if (a == KV_OK && !c.by->rule->need) a = kv_fail("kv_need: the rule gives no need, which only a policy may leave out");
 	if (a != KV_OK) return kv_view(a, 0, 0);
 	kv_bitmap out = kv_empty(kv_out, c.round->hi);
 	return kv_view(c.by->rule->need(c.by->params, c.round, out), kv_out, (out.bits + 7) / 8);

@@ -269,6 +269,66 @@ func TestSDK(t *testing.T) {
 	}
 }
 
+// buildC builds the example in C with other flags, and without one line of it when that is
+// given.
+func buildC(t *testing.T, without string, flags ...string) *raw {
+	t.Helper()
+	guestFile(t, "window-c.wasm") // so that the compiler is there
+	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(dir, os.DirFS("../../examples/window-c")))
+	b, err := os.ReadFile(filepath.Join(dir, "rule.c"))
+	require.NoError(t, err)
+	require.Contains(t, string(b), without)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "rule.c"), []byte(strings.Replace(string(b), without, "", 1)), 0o600))
+	clang := os.Getenv("CLANG")
+	if clang == "" {
+		clang = "clang"
+	}
+	c := exec.Command(clang, append([]string{"--target=wasm32", "-nostdlib", "-ffreestanding", "-Wl,--no-entry", "-Wl,--stack-first",
+		"-o", "rule.wasm", "rule.c"}, flags...)...)
+	c.Dir = dir
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return newRaw(t, filepath.Join(dir, "rule.wasm"))
+}
+
+// The flags of an author's build change no answer. Without bulk memory the compiler calls
+// libc's functions, also to move the states behind a record of odd size.
+func TestCFlags(t *testing.T) {
+	r := sdkRound
+	r.Hi = 1 << 20
+	input := append(longer(r, 5), make([]byte, 8*abi.StatesWords(r.Chunks()))...)
+	for i := abi.RoundBytes + 5; i < len(input); i++ {
+		input[i] = byte(i * i >> 4)
+	}
+	answers := func(t *testing.T, g *raw) (all [][]byte) {
+		handle, _, err := g.call("kv_open", 0, record(0, 9))
+		require.NoError(t, err)
+		for _, fn := range []string{"kv_reach", "kv_scan", "kv_need"} {
+			_, view, err := g.call(fn, int32(handle), input)
+			require.NoError(t, err)
+			require.NotEmpty(t, view, g.reason)
+			all = append(all, view)
+		}
+		return all
+	}
+	want := answers(t, newRaw(t, guestFile(t, "window-c.wasm")))
+	for _, flags := range []string{"-O0 -mcpu=mvp", "-O2 -mcpu=mvp", "-Oz -mcpu=mvp", "-O0 -mbulk-memory", "-O3 -msimd128 -mbulk-memory"} {
+		t.Run(flags, func(t *testing.T) { require.Equal(t, want, answers(t, buildC(t, "", strings.Fields(flags)...))) })
+	}
+}
+
+// A rule without one of its functions is refused by name.
+func TestCForgottenFunction(t *testing.T) {
+	for _, f := range []string{"reach", "scan"} {
+		g := buildC(t, fmt.Sprintf(", .%s = %s", f, f), "-O2", "-mbulk-memory", "-Wno-unused-function")
+		answer, _, err := g.call("kv_open", 0, record(0, 9))
+		require.NoError(t, err)
+		require.EqualValues(t, -1, answer)
+		require.Equal(t, "kv_open: KV_RULES gives rule 0 no "+f, g.reason)
+	}
+}
+
 // primitive: the searches and ranges do what package abi does, also on ranges that reach
 // beyond the chunks asked for.
 func primitive(t *rapid.T, g *raw) {
@@ -346,7 +406,7 @@ func sdkAnswers(t *testing.T, g *raw) {
 		{"kv_reach", noResume, -1, "100%: no reach, 4294967295 or 18446744073709551615"},
 		{"kv_scan", noResume, -2, ""}, // which the host refuses
 		{"kv_need", noResume, -2, ""},
-		{"kv_need", echo, -1, "kv_need: a policy has no need"},
+		{"kv_need", echo, -1, "kv_need: the rule gives no need, which only a policy may leave out"},
 	} {
 		answer, _, err := g.call(c.fn, int32(c.handle), append(longer(sdkRound, 0), make([]byte, 24)...))
 		require.NoError(t, err)

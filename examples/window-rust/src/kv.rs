@@ -86,7 +86,7 @@ pub trait Rule: Sync {
     fn reach(&self, p: &[u64], r: &Round, out: &mut Bitmap) -> Answer<()>;
     fn scan(&self, p: &[u64], r: &Round, states: &mut States, demand: &mut Bitmap) -> Answer<Span>;
     fn need(&self, _p: &[u64], _r: &Round, _out: &mut Bitmap) -> Answer<()> {
-        fail(format_args!("kv_need: a policy has no need"))
+        fail(format_args!("kv_need: the rule gives no need, which only a policy may leave out"))
     }
 }
 
@@ -144,6 +144,7 @@ impl Bitmap<'_> {
     /// Sets the size bits before each of first, first+step and so on, up to last. Only the
     /// points whose tails reach into the set are visited. Step must be positive.
     pub fn set_tails(&mut self, first: i64, last: i64, step: i64, size: i64) {
+        assert!(step > 0);
         let mut at = if first > 0 { first } else { first + (step - first) / step * step };
         let last = last.min(self.bits + size - 1);
         if at <= last && size >= step {
