@@ -42,7 +42,7 @@
 // A question without an answer has {"error": "..."} in its place, also when the answer
 // of need is that no KV can be resumed at the token. The next line goes on.
 //
-// Empty lines are passed over. Every answer is written whole before the next line is
+// Empty lines are passed over, and so is a byte order mark before the first. Every answer is written whole before the next line is
 // read. A module is read once: a file that is built again meanwhile is not noticed.
 package eval
 
@@ -80,10 +80,13 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, o Options) (lines, fa
 	e := newEvaluator(o)
 	defer func() { err = errors.Join(err, e.loader.Close(context.WithoutCancel(ctx))) }()
 	r := bufio.NewReader(in)
-	for {
+	for first := true; ; first = false {
 		line, long, err := readLine(r)
 		if err != nil && err != io.EOF {
 			return lines, failed, err
+		}
+		if first { // some programs begin a file with a byte order mark
+			line = bytes.TrimPrefix(line, []byte("\ufeff"))
 		}
 		if long || len(bytes.TrimSpace(line)) > 0 {
 			lines++

@@ -273,3 +273,19 @@ func FuzzLine(f *testing.F) {
 		require.True(t, json.Valid(line), "%q", line)
 	})
 }
+
+// A byte order mark before the first line is passed over, and nowhere else.
+func TestByteOrderMark(t *testing.T) {
+	q := "\ufeff" + `{"rule":"full","op":"reach","round":{"chunk_tokens":4}}` + "\n"
+	var out strings.Builder
+	lines, failed, err := Run(t.Context(), strings.NewReader(q+q), &out, cached)
+	require.NoError(t, err)
+	require.Equal(t, []int{2, 1}, []int{lines, failed}, out.String())
+	require.True(t, strings.HasPrefix(out.String(), `{"set":[]`), out.String())
+}
+
+// A reference that no path can be is not repeated in its answer.
+func TestLongReference(t *testing.T) {
+	_, err := parse([]byte(`{"rule":"` + strings.Repeat("w", 5000) + `","op":"reach","round":{"chunk_tokens":4}}`))
+	require.EqualError(t, err, "rule has 5000 bytes; a path and a name have at most 4161")
+}

@@ -30,6 +30,9 @@ var (
 	}
 )
 
+// ruleBytesMax bounds a reference, because answers repeat it: a path of Linux, and a name.
+const ruleBytesMax = 4096 + 65
+
 // A question is a line, understood.
 type question struct {
 	rule   string
@@ -56,6 +59,9 @@ func parse(line []byte) (*question, error) {
 		if err := text(f.key, raw, f.to); err != nil {
 			return nil, err
 		}
+	}
+	if len(q.rule) > ruleBytesMax {
+		return nil, fmt.Errorf("rule has %d bytes; a path and a name have at most %d", len(q.rule), ruleBytesMax)
 	}
 	if !slices.Contains(ops, q.op) {
 		return nil, fmt.Errorf("op is %q%s known: %s", clip(q.op), strictyaml.DidYouMean(clip(q.op), ops), strings.Join(ops, ", "))
