@@ -74,6 +74,9 @@ func Read(ctx context.Context, ref string, o Options) (*Report, error) {
 	if exec, ok := strings.CutPrefix(path, "exec:"); ok {
 		return readProcess(ctx, ref, exec, o)
 	}
+	if path == "" {
+		return nil, errors.New("the name is empty; give a plugin, as in: tierd inspect rule.wasm")
+	}
 	if !strings.ContainsAny(path, "/.") {
 		code, err := module.Wasm()
 		if err != nil {

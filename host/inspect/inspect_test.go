@@ -136,6 +136,7 @@ func TestSamplesRepeat(t *testing.T) {
 func TestWhatCannotBeRead(t *testing.T) {
 	inDir(t)
 	for ref, want := range map[string]string{
+		"":                "the name is empty",
 		"none.wasm":       "no such file",
 		".":               "not a regular file",
 		"windo":           `shipped: no rule "windo" there; did you mean "window"? it holds: full, window, request-level, chunk-level`,

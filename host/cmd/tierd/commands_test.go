@@ -46,7 +46,7 @@ func inModules(t *testing.T) {
 		require.NoError(t, err)
 		modules[name] = b
 	}
-	modules["one.bin"] = modules["one.wasm"]
+	modules["one.bin"], modules["one-bin"] = modules["one.wasm"], modules["one.wasm"]
 	t.Chdir(t.TempDir())
 	t.Setenv("PATH", t.TempDir())
 	for name, b := range modules {
@@ -73,7 +73,7 @@ func TestCommands(t *testing.T) {
 		"check small.yaml --twin window", "check small.yaml --legs pd", "check small.yaml --state none/state", "check one.wasm --state none/state",
 		"check one.wasm --legs pod", "check two.wasm --twin one.wasm", "check one.wasm --twin windo",
 		"check one.wasm", "check ./two.wasm", "check one.bin", "check one.wasm#p", "check one.wasm#q", "check one.wasm --json", "check none.wasm --json",
-		"inspect", "inspect one.wasm", "inspect one.wasm --json", "inspect text.wasm", "inspect text.wasm --json", "inspect none.wasm",
+		"inspect", "inspect one.wasm", "inspect one.wasm --json", "inspect text.wasm", "inspect text.wasm --json", "inspect none.wasm", "inspect none.wasm --json", "inspect one-bin",
 		"eval", "eval lines.jsonl", "eval none.jsonl", "eval a b", "eval --state none/state",
 		"new", "new policy x", "new policy x --lang go", "new rule", "new rule my-rule", "new rule my-rule --lang c++", "new rule my-rule --lang rast", "new rule my-rule --lang go",
 		"new rule my-rule --lang go --tierd none", "new rule my-rule --lang go --tierd checkout",
@@ -115,6 +115,9 @@ func TestNewRule(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"  cd 'some dir'", "  make test TIERD=" + self + "    # builds rule.wasm and tries it", "  make check TIERD=" + self + "   # judges it"},
 		strings.Split(strings.TrimSuffix(next, "\n"), "\n"))
+	out, _, status = command(t, "", "new", "rule", "--lang", "c", "--", "-x")
+	require.Zero(t, status)
+	require.Contains(t, out, "\n  cd ./-x\n", "cd takes no option for a directory")
 	_, errOut, status = command(t, "", "new", "rule", "my-rule", "--lang", "c", "--dir", "some dir")
 	require.Equal(t, exitUsage, status)
 	require.NotEmpty(t, errOut)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +43,14 @@ Exit status: 0 it is a plugin, 1 it is refused, 2 it could not be read.`,
 			if err != nil {
 				return err
 			}
-			r, err := inspect.Read(cmd.Context(), args[0], inspect.Options{CacheDir: cache})
+			ref := args[0]
+			if path, _, _ := strings.Cut(ref, "#"); !strings.ContainsAny(path, "/.:") && startsAsWasm(path) {
+				ref = "./" + ref // a module by its first bytes, as check takes it, and no shipped rule
+			}
+			r, err := inspect.Read(cmd.Context(), ref, inspect.Options{CacheDir: cache})
+			if err != nil && asJSON {
+				_ = json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"ref": args[0], "error": err.Error()})
+			}
 			if err != nil {
 				return err
 			}

@@ -138,6 +138,9 @@ func sayWritten(out io.Writer, dir string, files []string) error {
 			tierd = " TIERD=" + shellWord(self)
 		}
 	}
+	if strings.HasPrefix(dir, "-") { // cd would take it for an option
+		dir = "./" + dir
+	}
 	fmt.Fprintf(&b, "\nnext:\n  cd %s\n  make test%s    # builds rule.wasm and tries it\n  make check%s   # judges it\n", shellWord(dir), tierd, tierd)
 	_, err := io.WriteString(out, b.String())
 	return err
