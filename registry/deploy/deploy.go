@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"math/bits"
@@ -104,7 +105,7 @@ const (
 
 // Load reads and parses a deployment file.
 func Load(path string) (*Deployment, error) {
-	data, err := os.ReadFile(path)
+	data, err := read(path)
 	if err != nil {
 		return nil, fmt.Errorf("deployment file: %w", err)
 	}
@@ -113,6 +114,23 @@ func Load(path string) (*Deployment, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// fileBytesMax bounds a deployment file: a thousand times what one has.
+const fileBytesMax = 1 << 20
+
+// read reads a file that may be a pipe, or have no end.
+func read(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, fileBytesMax+1))
+	if err == nil && len(data) > fileBytesMax {
+		err = fmt.Errorf("%s has more than %d bytes", path, fileBytesMax)
+	}
+	return data, err
 }
 
 // Parse parses a deployment file. name is its path: it appears in messages, and rules
@@ -364,7 +382,7 @@ func paramValue(p *abi.Param, v any) (uint64, error) {
 		return 0, fmt.Errorf("parameter %s is %q%s known: %s", p.Name, s, strictyaml.DidYouMean(s, p.Enum), strings.Join(p.Enum, ", "))
 	}
 	if s, ok := v.(string); ok {
-		return 0, fmt.Errorf("parameter %s is %q; it must be an integer from %d to %d", p.Name, s, p.Min, p.Max)
+		return 0, fmt.Errorf("parameter %s is the text %q; it must be an integer from %d to %d", p.Name, s, p.Min, p.Max)
 	}
 	i, ok := v.(int)
 	if !ok || i < 0 {

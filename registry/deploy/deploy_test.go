@@ -95,6 +95,8 @@ func TestRefusedFiles(t *testing.T) {
 	}
 	_, err := deploy.Load("does-not-exist.yaml")
 	require.EqualError(t, err, "deployment file: open does-not-exist.yaml: no such file or directory")
+	_, err = deploy.Load("/dev/zero")
+	require.EqualError(t, err, "deployment file: /dev/zero has more than 1048576 bytes")
 }
 
 func TestValues(t *testing.T) {
@@ -110,7 +112,7 @@ func TestValues(t *testing.T) {
 		{nil, "group g: rule r needs parameter window (1 to 9 tokens)"},
 		{map[string]any{"window": 10}, "group g: rule r: parameter window is 10; it must be 1 to 9 tokens"},
 		{map[string]any{"window": -1}, "group g: rule r: parameter window is -1; it must be an integer from 1 to 9"},
-		{map[string]any{"window": "x"}, "group g: rule r: parameter window is \"x\"; it must be an integer from 1 to 9"},
+		{map[string]any{"window": "x"}, "group g: rule r: parameter window is the text \"x\"; it must be an integer from 1 to 9"},
 		{map[string]any{"window": 3, "mode": "alig"}, `group g: rule r: parameter mode is "alig"; did you mean "align"? known: all, align`},
 		{map[string]any{"wndow": 3}, `group g: rule r has no parameter "wndow"; did you mean "window"? known: window, extra, mode`},
 		{map[string]any{"window": 3, "wndow": 3}, `group g: rule r has no parameter "wndow"; did you mean "window"? known: window, extra, mode`},
