@@ -40,6 +40,7 @@ const (
 	LawPure     = "pure"
 	LawTotal    = "total"
 	LawComplete = "complete"
+	LawKept     = "kept"
 	LawAnswered = "answered"
 	LawMonotone = "monotone"
 	LawUnknown  = "unknown is not here"
@@ -52,6 +53,7 @@ var laws = []struct{ name, sentence string }{
 	{LawTotal, "every parameter value in range and every valid Round gets an answer about [Lo, Hi)"},
 	{LawPure, "the same input gives the same output, on a used or a fresh instance, whatever was called between, and for any split of [Lo, Hi) in Reach"},
 	{LawComplete, "Reach names only chunks that end at or before stored_tokens"},
+	{LawKept, "what going on at a token needs is kept whether resume_tokens, align_tokens or junction_tokens names it, up to stored_tokens"},
 	{LawAnswered, "a scan that is not deferred demands only chunks that are Hit or Pending"},
 	{LawMonotone, "more Hits never make fewer chunks usable"},
 	{LawUnknown, "a Retry chunk is never counted as usable and never fetched; where it matters the scan is deferred and marks it, and only such chunks"},
@@ -109,6 +111,9 @@ func Check(s abi.Spec) error {
 	}
 	var errs []error
 	for _, l := range laws {
+		if l.name == LawKept && c.broken[LawPure] != nil {
+			continue // two answers of a rule that keeps state say nothing
+		}
 		if v := c.broken[l.name]; v != nil {
 			errs = append(errs, v)
 		}
@@ -209,6 +214,7 @@ func (c *checker) checkParams(first bool, near []uint64) {
 		c.checkReach(used, second, c.producer(r))
 		if c.isSpec() {
 			c.checkNeed(used.(abi.SpecRule), second.(abi.SpecRule), r)
+			c.checkKept(used.(abi.SpecRule), r)
 		}
 		c.checkScans(used, second, c.consumer(r))
 		release()

@@ -146,6 +146,21 @@ func TestEachLawIsCaught(t *testing.T) {
 			out.SetRange(0, r.Chunks())
 			return nil
 		}}},
+		"reach takes the prompt for what is stored": {abitest.LawComplete, custom{reach: func(r abi.Round, out abi.Bitmap) error {
+			return keepTo(r, out, max(r.StoredTokens, min(r.PromptTokens, 1<<19)))
+		}}},
+		"reach forgets the last aligned point": {abitest.LawKept, custom{reach: func(r abi.Round, out abi.Bitmap) error {
+			if r.ResumeTokens == 0 && r.AlignTokens > 0 && r.StoredTokens > 0 {
+				return keepTo(r, out, r.StoredTokens-1)
+			}
+			return keepTo(r, out, r.StoredTokens)
+		}}},
+		"reach forgets junctions": {abitest.LawKept, custom{reach: func(r abi.Round, out abi.Bitmap) error {
+			if r.ResumeTokens == 0 && r.AlignTokens == 0 {
+				return nil
+			}
+			return keepTo(r, out, r.StoredTokens)
+		}}},
 		"scan demands a miss": {abitest.LawAnswered, custom{scan: func(r abi.Round, _ abi.States, d abi.Bitmap) (abi.Span, error) {
 			d.SetRange(0, r.Chunks())
 			return abi.Span{}, nil
@@ -173,6 +188,12 @@ func TestEachLawIsCaught(t *testing.T) {
 			require.Contains(t, broken(err), test.law)
 		})
 	}
+}
+
+// keepTo keeps the chunks that end at or before a token.
+func keepTo(r abi.Round, out abi.Bitmap, token uint64) error {
+	out.SetRange(0, int(min(token/r.ChunkTokens, uint64(r.Hi)))-int(r.Lo))
+	return nil
 }
 
 func clearTo(b abi.Bitmap, n int) {

@@ -4,7 +4,8 @@
 //
 // Try goes in three steps and stops at the first that fails:
 //
-//  1. The laws that a rule keeps alone, by abitest.Check.
+//  1. The laws that a rule keeps alone, by abitest.Check. A rule that breaks the law "kept"
+//     and no other is refused for it in the end, when no deployment draws a picture.
 //  2. With a twin, abitest.Twins: another implementation of the rule gives the same
 //     answers.
 //  3. Some twenty small deployments, smallest parameters first, each judged by
@@ -34,6 +35,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/tierd/tierd/abi"
@@ -109,9 +111,13 @@ func Try(ctx context.Context, s Subject, open registry.Opener, o Options) (*Resu
 		Verdict: registry.Accepted, UnverifiedNeed: m.Mask == abi.MaskUnverified,
 		Relations: map[string]uint64{}, Values: map[string][]uint64{}}
 	defer func() { r.Seconds = time.Since(began).Seconds() }()
+	laws := &Result{}
 	if err := abitest.Check(s.Spec); err != nil {
-		r.refusedBy(err)
-		return r, ctx.Err()
+		laws.refusedBy(err)
+		if !slices.Equal(laws.Laws, []string{abitest.LawKept}) {
+			r.refusedBy(err)
+			return r, ctx.Err()
+		}
 	}
 	if o.Twin != nil {
 		r.Twin = o.TwinRef
@@ -139,6 +145,9 @@ func Try(ctx context.Context, s Subject, open registry.Opener, o Options) (*Resu
 		if o.Progress != nil {
 			o.Progress(i+1, len(trials))
 		}
+	}
+	if laws.Laws != nil {
+		r.Verdict, r.Laws, r.Why = laws.Verdict, laws.Laws, laws.Why
 	}
 	return r, nil
 }

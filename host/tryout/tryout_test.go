@@ -244,6 +244,22 @@ func TestOneWrongLine(t *testing.T) {
 	}
 }
 
+// What no deployment shows, because the prompt's end keeps the last aligned tail too, the law
+// does: an abort and a junction have no such end.
+func TestKeptWithoutAPicture(t *testing.T) {
+	c := changed{Spec: specs.Window(), reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+		if r.AlignTokens > 0 && r.StoredTokens%r.AlignTokens == 0 && r.ResumeTokens == 0 && r.JunctionTokens == 0 {
+			r.AlignTokens = 0
+		}
+		return in.Reach(r, out)
+	}}
+	r := try(t, &c, Options{})
+	require.Equal(t, registry.Refused, r.Verdict)
+	require.Equal(t, []string{abitest.LawKept}, r.Laws)
+	require.Contains(t, r.Why, "which align asks for, needs chunk")
+	require.Nil(t, r.Counterexample)
+}
+
 // The same seed gives the same verdict, another one other parameters.
 func TestSeed(t *testing.T) {
 	same := func(seed uint64) *Result {
