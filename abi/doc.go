@@ -36,6 +36,9 @@
 //   - Total: every parameter value inside the manifest's ranges and every Round
 //     that passes Round.Validate gets an answer.
 //   - Complete: Reach names only chunks that end at or before StoredTokens.
+//   - Kept: what going on at a token needs, and Reach keeps when ResumeTokens names
+//     that token, it keeps also when AlignTokens or JunctionTokens does, up to
+//     StoredTokens.
 //   - Answered: a scan that is not deferred demands only chunks whose state is
 //     Hit or Pending.
 //   - Monotone: more Hits never make fewer chunks usable.
