@@ -158,6 +158,14 @@ func (c *core) bitmap(skip, bits int) abi.Bitmap {
 	return b
 }
 
+// beyond reports whether a bit at or beyond bits is set in the last word of b: the host
+// sees only those of the last byte.
+func beyond(b abi.Bitmap, bits int) bool { return bits&63 != 0 && b[len(b)-1]>>(uint(bits)&63) != 0 }
+
+func (c *core) failBeyond(fn string, bits int) int64 {
+	return c.fail(fn + ": the rule set a bit at or beyond " + strconv.Itoa(bits) + ", the chunks asked for")
+}
+
 // reach, scan and need leave their answer in out and return how many bytes of it are
 // the view, or a negative answer.
 
@@ -167,8 +175,12 @@ func (c *core) reach(handle int32, n int) int64 {
 		return failed
 	}
 	bits := r.Chunks()
-	if err := o.rule.Reach(*r, c.bitmap(0, bits)); err != nil {
+	out := c.bitmap(0, bits)
+	if err := o.rule.Reach(*r, out); err != nil {
 		return c.fail(err.Error())
+	}
+	if beyond(out, bits) {
+		return c.failBeyond("kv_reach", bits)
 	}
 	return int64(bits+7) / 8
 }
@@ -193,6 +205,9 @@ func (c *core) scan(handle int32, n int) int64 {
 	if err != nil {
 		return c.fail(err.Error())
 	}
+	if beyond(demand, bits) {
+		return c.failBeyond("kv_scan", bits)
+	}
 	c.out[0] = uint64(span.Usable)
 	if span.Deferred {
 		c.out[0] |= 1 << 32
@@ -208,8 +223,11 @@ func (c *core) need(handle int32, n int) int64 {
 	if o.spec == nil {
 		return c.fail("kv_need: a policy has no need")
 	}
-	err := o.spec.Need(*r, c.bitmap(0, int(r.Hi)))
+	out := c.bitmap(0, int(r.Hi))
+	err := o.spec.Need(*r, out)
 	switch {
+	case err == nil && beyond(out, int(r.Hi)):
+		return c.failBeyond("kv_need", int(r.Hi))
 	case err == nil:
 		return int64(r.Hi+7) / 8
 	case err == abi.ErrNoResume || errors.Is(err, abi.ErrNoResume):

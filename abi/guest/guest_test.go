@@ -3,6 +3,7 @@ package guest
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -183,4 +184,29 @@ func TestExportAddsUp(t *testing.T) {
 	Export(&fake{})
 	Export(&fake{}, &fake{})
 	require.Len(t, module.specs, 3)
+}
+
+// wide sets the bit behind the last chunk.
+type wide struct{}
+
+func (wide) Reach(r abi.Round, out abi.Bitmap) error { out.Set(r.Chunks()); return nil }
+func (wide) Need(r abi.Round, out abi.Bitmap) error  { out.Set(int(r.Hi)); return nil }
+func (wide) Scan(r abi.Round, _ abi.States, demand abi.Bitmap) (abi.Span, error) {
+	demand.Set(r.Chunks())
+	return abi.Span{}, nil
+}
+
+// The host sees whole bytes; a bit in a byte behind them must not be lost.
+func TestBitsBeyondTheChunksFail(t *testing.T) {
+	c := &core{specs: []abi.Spec{&fake{rule: wide{}}}}
+	require.EqualValues(t, 0, c.open(c.load(opening(0))))
+	for _, n := range []uint32{1, 7, 8, 9, 40, 63, 65, 72} {
+		r := abi.Round{BlockTokens: 1, ChunkTokens: 1, Hi: n}
+		require.EqualValues(t, failed, c.reach(0, c.load(r.AppendWire(nil))))
+		require.Equal(t, fmt.Sprintf("kv_reach: the rule set a bit at or beyond %d, the chunks asked for", n), c.reason)
+		require.EqualValues(t, failed, c.need(0, c.load(r.AppendWire(nil))))
+		require.Contains(t, c.reason, "kv_need: the rule set a bit")
+		require.EqualValues(t, failed, c.scan(0, c.load(abi.NewStates(int(n)).AppendWire(r.AppendWire(nil), int(n)))))
+		require.Contains(t, c.reason, "kv_scan: the rule set a bit")
+	}
 }
