@@ -11,7 +11,9 @@ package specs
 import "github.com/tierd/tierd/abi"
 
 // All returns the shipped spec rules in a stable order.
-func All() []abi.Spec { return []abi.Spec{Full(), Window()} }
+func All() []abi.Spec {
+	return []abi.Spec{Full(), Latent(), Window(), Sink(), Chunked()}
+}
 
 // spec is a manifest with the function that opens the rule once its parameters have
 // been checked.
