@@ -7,7 +7,9 @@ package policy
 import "github.com/tierd/tierd/abi"
 
 // All returns the shipped policies in a stable order.
-func All() []abi.Spec { return []abi.Spec{RequestLevel(), ChunkLevel()} }
+func All() []abi.Spec {
+	return []abi.Spec{RequestLevel(), ChunkLevel(), PromptOnly(), Cap(), MinReuse(), MinPull()}
+}
 
 // RequestLevel offers every chunk of every request, whether its tier holds it already
 // or not, so that a producer with a warm cache supplies as much as a cold one.
@@ -20,11 +22,12 @@ func ChunkLevel() abi.Spec { return plain("chunk-level", chunkLevel{}) }
 
 type spec struct {
 	manifest abi.Manifest
-	rule     abi.Rule
+	open     func(params []uint64) abi.Rule
 }
 
 func plain(name string, rule abi.Rule) abi.Spec {
-	return &spec{abi.Manifest{Name: name, Version: "1.0.0", Kind: abi.KindPolicy}, rule}
+	m := abi.Manifest{Name: name, Version: "1.0.0", Kind: abi.KindPolicy}
+	return &spec{m, func([]uint64) abi.Rule { return rule }}
 }
 
 func (s *spec) Manifest() *abi.Manifest { return &s.manifest }
@@ -33,7 +36,7 @@ func (s *spec) Open(params []uint64) (abi.Rule, error) {
 	if err := s.manifest.CheckParams(params); err != nil {
 		return nil, err
 	}
-	return s.rule, nil
+	return s.open(params), nil
 }
 
 // fetchAll is the Scan of a policy that limits no fetch.
