@@ -12,7 +12,7 @@ import "github.com/tierd/tierd/abi"
 
 // All returns the shipped spec rules in a stable order.
 func All() []abi.Spec {
-	return []abi.Spec{Full(), Latent(), Window(), Sink(), Chunked()}
+	return []abi.Spec{Full(), Hidden(), Latent(), Window(), Sink(), Chunked(), State(), RSWA()}
 }
 
 // spec is a manifest with the function that opens the rule once its parameters have

@@ -10,23 +10,41 @@ import (
 )
 
 // reads is the definition of each mask, query by query and key by key.
-var reads = map[string]func(p []uint64, q, k uint64) bool{
-	"full":    func(_ []uint64, q, k uint64) bool { return k <= q },
-	"latent":  func(_ []uint64, q, k uint64) bool { return k <= q },
-	"window":  func(p []uint64, q, k uint64) bool { return k <= q && q-k < p[0] },
-	"sink":    func(p []uint64, q, k uint64) bool { return k <= q && (k < p[0] || q-k < p[1]) },
-	"chunked": func(p []uint64, q, k uint64) bool { return k <= q && q/p[0] == k/p[0] },
+var reads = map[string]func(p []uint64, prompt, q, k uint64) bool{
+	"full":    func(_ []uint64, _, q, k uint64) bool { return k <= q },
+	"hidden":  func(_ []uint64, _, q, k uint64) bool { return k <= q },
+	"latent":  func(_ []uint64, _, q, k uint64) bool { return k <= q },
+	"window":  func(p []uint64, _, q, k uint64) bool { return k <= q && q-k < p[0] },
+	"sink":    func(p []uint64, _, q, k uint64) bool { return k <= q && (k < p[0] || q-k < p[1]) },
+	"chunked": func(p []uint64, _, q, k uint64) bool { return k <= q && q/p[0] == k/p[0] },
+	"state":   func(_ []uint64, _, q, k uint64) bool { return k+1 == q },
+	"rswa":    func(p []uint64, prompt, q, k uint64) bool { return k <= q && (k < prompt || q-k < p[0]) },
 }
 
-// resumes reports whether there is a point at n: latents must be full.
-func resumes(name string, p []uint64, n uint64) bool { return name != "latent" || n%p[0] == 0 }
+// prefixes are the rules that keep every complete chunk, whatever points are asked for.
+var prefixes = map[string]bool{"full": true, "hidden": true, "latent": true, "rswa": true}
 
-// dense returns the chunks that hold a token k < n that any query q >= n reads.
-func dense(name string, p []uint64, n, chunk uint64) map[uint64]bool {
+// resumes reports whether there is a point at n: latents must be full, and states saved.
+func resumes(name string, p []uint64, n, chunk uint64) bool {
+	switch name {
+	case "latent":
+		return n%p[0] == 0
+	case "state":
+		return n%chunk == 0
+	}
+	return true
+}
+
+// dense returns the chunks that hold a token k < n that any query q >= n reads; nil where
+// there is no point.
+func dense(name string, p []uint64, prompt, n, chunk uint64) map[uint64]bool {
+	if !resumes(name, p, n, chunk) {
+		return nil
+	}
 	out := map[uint64]bool{}
 	for q := n; q < n+2*chunk+2; q++ {
 		for k := uint64(0); k < n; k++ {
-			if reads[name](p, q, k) {
+			if reads[name](p, prompt, q, k) {
 				out[k/chunk] = true
 			}
 		}
@@ -50,8 +68,8 @@ func draw(t *rapid.T) (s abi.Spec, p []uint64, rule abi.SpecRule) {
 	return s, p, openAt(t, s, p)
 }
 
-func needOf(t require.TestingT, rule abi.SpecRule, block, chunk, n uint64) map[uint64]bool {
-	r := abi.Round{BlockTokens: block, ChunkTokens: chunk, PromptTokens: n + 1, StoredTokens: n + 1, ResumeTokens: n, Hi: uint32((n + chunk - 1) / chunk)}
+func needOf(t require.TestingT, rule abi.SpecRule, block, chunk, prompt, n uint64) map[uint64]bool {
+	r := abi.Round{BlockTokens: block, ChunkTokens: chunk, PromptTokens: prompt, StoredTokens: n + 1, ResumeTokens: n, Hi: uint32((n + chunk - 1) / chunk)}
 	b := abi.NewBitmap(r.Chunks())
 	if err := rule.Need(r, b); err != nil {
 		require.ErrorIs(t, err, abi.ErrNoResume)
@@ -66,19 +84,19 @@ func needOf(t require.TestingT, rule abi.SpecRule, block, chunk, n uint64) map[u
 
 func TestNeedIsTheDenseMask(t *testing.T) {
 	for _, s := range specs.All() {
-		for _, p := range [][]uint64{{1, 0}, {2, 0}, {5, 3}, {8, 0}, {9, 0}, {40, 1}} {
-			if p = p[:len(s.Manifest().Params)]; s.Manifest().Name == "sink" {
-				p = []uint64{p[0], p[1] + 1}
+		name, params := s.Manifest().Name, s.Manifest().Params
+		for _, p := range [][]uint64{{1, 1}, {2, 1}, {5, 4}, {8, 1}, {9, 2}, {40, 2}} {
+			p = p[:len(params)]
+			if name == "state" {
+				p[0] %= 2
 			}
 			rule := openAt(t, s, p)
 			for _, chunk := range []uint64{1, 4, 6} {
 				for n := uint64(0); n < 50; n++ {
-					want := dense(s.Manifest().Name, p, n, chunk)
-					if !resumes(s.Manifest().Name, p, n) {
-						want = nil
+					for _, prompt := range []uint64{n + 1, n, n - min(n, 3), n/2 + 1} {
+						require.Equal(t, dense(name, p, prompt, n, chunk), needOf(t, rule, 1, chunk, prompt, n),
+							"%s%v chunk %d prompt %d n %d", name, p, chunk, prompt, n)
 					}
-					require.Equal(t, want, needOf(t, rule, 1, chunk, n),
-						"%s%v chunk %d n %d", s.Manifest().Name, p, chunk, n)
 				}
 			}
 		}
@@ -112,7 +130,7 @@ func TestReachHoldsTheDenseMask(t *testing.T) {
 		}
 		want := map[uint64]bool{}
 		for _, n := range points {
-			for c := range dense(name, p, n, chunk) {
+			for c := range dense(name, p, stored, n, chunk) {
 				want[c] = true
 			}
 		}
@@ -125,8 +143,8 @@ func TestReachHoldsTheDenseMask(t *testing.T) {
 			if want[c] && complete && !has {
 				t.Fatalf("%s%v: chunk %d is read at one of %v, but not kept", name, p, c, points)
 			}
-			exact := name != "window" || p[1] == 0
-			if exact && has && !want[c] && name != "full" && name != "latent" {
+			wide := prefixes[name] || name == "window" && p[1] > 0 || name == "state" && p[0] == 0
+			if !wide && has && !want[c] {
 				t.Fatalf("%s%v: chunk %d is kept, but read at none of %v", name, p, c, points)
 			}
 		}
@@ -159,8 +177,9 @@ func TestScanFindsTheBestEnd(t *testing.T) {
 
 		best := 0
 		for end := n; end > 0 && best == 0; end-- {
-			ok := resumes(name, p, min(bound, (lo+uint64(end))*chunk))
-			for c := range dense(name, p, min(bound, (lo+uint64(end))*chunk), chunk) {
+			at := min(bound, (lo+uint64(end))*chunk)
+			ok := resumes(name, p, at, chunk)
+			for c := range dense(name, p, bound+1, at, chunk) {
 				ok = ok && (c < lo || table.At(int(c-lo)) != abi.Miss)
 			}
 			if ok {
@@ -172,7 +191,7 @@ func TestScanFindsTheBestEnd(t *testing.T) {
 			require.True(t, demand.Empty())
 			return
 		}
-		need := dense(name, p, min(bound, (lo+uint64(best))*chunk), chunk)
+		need := dense(name, p, bound+1, min(bound, (lo+uint64(best))*chunk), chunk)
 		for i := range n {
 			require.Equal(t, need[lo+uint64(i)], demand.Get(i), "chunk %d", lo+uint64(i))
 		}
