@@ -98,7 +98,7 @@ func (a *attachment) beginProducer(ctx context.Context, r *enginepb.BeginRequest
 		}
 	}
 	p.ctx, p.cancel = context.WithCancelCause(context.Background())
-	return p, &enginepb.BeginReply{ReuseTokens: reuse}, nil
+	return p, &enginepb.BeginReply{ReuseTokens: reuse, StopTokens: p.machine.StopTokens()}, nil
 }
 
 func refusedTransfer(err error) error {

@@ -142,9 +142,6 @@ func (e *Entry) open(ctx context.Context, open Opener, at, who, ref string, kind
 	if m.Kind != kind {
 		return fmt.Errorf("%s: rule %s is a %s; a %s is needed here", at, ref, m.Kind, kind)
 	}
-	if m.Mask == abi.MaskPromptWindow || m.Mask == abi.MaskState {
-		return fmt.Errorf("%s: rule %s has the mask %s, whose relations this build does not have; it cannot be judged", at, ref, m.Mask)
-	}
 	values, err := deploy.Values(at, m, params)
 	if err != nil {
 		return err
@@ -208,7 +205,8 @@ func (e *Entry) model(pin bool) (*opening, error) {
 			return nil, fmt.Errorf("group %s: rule %s has no Need", ru.For, ru.Ref)
 		}
 		g := &d.Groups[i]
-		o.Groups = append(o.Groups, plan.Group{Name: g.Name, Rule: spec, BlockTokens: g.BlockTokens, ChunkTokens: g.ChunkTokens(), Draft: g.Draft})
+		o.Groups = append(o.Groups, plan.Group{Name: g.Name, Rule: spec, BlockTokens: g.BlockTokens, ChunkTokens: g.ChunkTokens(), Draft: g.Draft,
+			State: ru.spec.Manifest().Mask == abi.MaskState})
 	}
 	return o, nil
 }

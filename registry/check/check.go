@@ -14,6 +14,7 @@
 //	states    the laws on lookup states: retry, pending, more hits
 //	covers    what a consumer in leg pd demands, the producer supplies
 //	needs     what attention reads is in the demand or local; Need is what the mask says
+//	content   the KV of a stored chunk does not depend on where the prompt ended
 //	useful    what was stored can be used: at every prompt's end, by the next turn, by a
 //	          prompt that shares a prefix, and in leg probe as in leg pd
 //	schedule  the supply does not depend on how the prompt is split into steps, and an
@@ -45,7 +46,7 @@ import (
 )
 
 // Relations in the order in which they run.
-var Relations = []string{"pure", "states", "covers", "needs", "useful", "schedule", "warm"}
+var Relations = []string{"pure", "states", "covers", "needs", "content", "useful", "schedule", "warm"}
 
 // A Subject is what is judged.
 type Subject struct {
@@ -258,6 +259,7 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 		{lengths{int(r.subject.MaxTokens), nil}, 256, (*worker).sweep},
 		{edges, 8, (*worker).arrivals},
 		{edges, 8, (*worker).consumers},
+		{edges, 8, (*worker).content},
 		{edges, 8, (*worker).shared},
 		{edges, 8, (*worker).schedule},
 	}

@@ -65,7 +65,7 @@ func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
 		d.Sweep = append([]string{"covers"}, d.Sweep...)
 		d.Edges = append(d.Edges, "warm")
 	}
-	d.Edges = append(d.Edges, "needs (partial arrivals)")
+	d.Edges = append(d.Edges, "needs (partial arrivals)", "content")
 	if s.Probe && m.AlignTokens > 0 {
 		d.Edges = append(d.Edges, "useful (shared prefixes)")
 	}

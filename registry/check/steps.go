@@ -18,6 +18,8 @@ type producer struct {
 	at      uint64
 	offered []abi.Bitmap
 	copied  [][]uint32 // per group and chunk: blocks copied
+	stops   []uint64   // where steps of the prompt must end
+	saves   []bool     // per group: states are saved at every block, without a stop
 	wrong   string     // what the machine did wrong, in words
 	group   int        // where
 }
@@ -27,10 +29,13 @@ func (w *worker) produce(s plan.Start) (*producer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &producer{w: w, m: m, prompt: s.PromptTokens}
+	p := &producer{w: w, m: m, prompt: s.PromptTokens, stops: m.StopTokens()}
 	for range w.model().Groups {
 		p.offered = append(p.offered, abi.Bitmap{})
 		p.copied = append(p.copied, nil)
+	}
+	if p.saves, err = w.saved(s); err != nil {
+		return nil, err
 	}
 	return p, nil
 }
@@ -88,7 +93,8 @@ func (p *producer) alive(g int, b, n uint64) (bool, error) {
 		return false, nil
 	}
 	if (b+1)*bt > p.at && n > p.at {
-		return true, nil
+		// A recurrent state is there where the step ended, or everywhere.
+		return !p.w.model().Groups[g].State || (b+1)*bt == n || p.saves[g], nil
 	}
 	if p.w.reads[g] != nil { // the mask decides, not what the rule says of it
 		return p.w.readsAny(g, p.at, b*bt, min(p.at, (b+1)*bt), p.prompt), nil
@@ -104,6 +110,50 @@ func (p *producer) native(n uint64) error {
 	p.at = n
 	fx, err := p.m.Native(n)
 	return p.take(fx, n, err)
+}
+
+// upTo computes the prompt up to token n in steps of the given size.
+func (p *producer) upTo(n, step uint64) error {
+	for p.at < n {
+		if err := p.step(p.cut(min(p.at+step, n))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cut returns where a step to token n ends: at the first token on its way where one must.
+// Decoding goes token by token, so some step ends at every block.
+func (p *producer) cut(n uint64) uint64 {
+	if i, _ := slices.BinarySearch(p.stops, p.at+1); i < len(p.stops) {
+		n = min(n, p.stops[i])
+	}
+	for g := range p.w.model().Groups {
+		if gr := &p.w.model().Groups[g]; gr.State && !p.saves[g] && p.at >= p.prompt {
+			n = min(n, (p.at/gr.BlockTokens+1)*gr.BlockTokens)
+		}
+	}
+	return n
+}
+
+// saved reports per group whether the engine saves every recurrent state: a rule that
+// keeps states although no point is asked for has such an engine.
+func (w *worker) saved(s plan.Start) ([]bool, error) {
+	saves := make([]bool, len(w.model().Groups))
+	for g := range saves {
+		gr := &w.model().Groups[g]
+		if !gr.State {
+			continue
+		}
+		r := abi.Round{BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: s.PromptTokens,
+			StoredTokens: s.PromptTokens, Hi: uint32(s.PromptTokens / gr.ChunkTokens)}
+		out := abi.NewBitmap(r.Chunks())
+		if err := gr.Rule.Reach(r, out); err != nil {
+			return nil, &plan.RuleError{Group: gr.Name, Func: "reach", Round: r, Err: err}
+		}
+		saves[g] = !out.Empty()
+	}
+	return saves, nil
 }
 
 func (p *producer) step(n uint64) error {
@@ -172,15 +222,19 @@ func (w *worker) texts(prompt uint64, draw *rng) []uint64 {
 	return out
 }
 
-// wholeText is how much of a text all groups store: a draft group leaves out the last
-// token of a generated text.
+// wholeText is how much of a text all groups can store: a draft group leaves out the last
+// token of a generated text, and what attends to a prompt in its own way keeps none of it.
 func (w *worker) wholeText(prompt, text uint64) uint64 {
+	whole := text
 	for g := range w.model().Groups {
 		if w.model().Groups[g].Draft && text > prompt {
-			return text - 1
+			whole = min(whole, text-1)
+		}
+		if w.subject.Groups[g].Manifest.Mask == abi.MaskPromptWindow {
+			whole = min(whole, prompt)
 		}
 	}
-	return text
+	return whole
 }
 
 // finalSupply is what a request supplies in all: at its prompt's end and its text's end.
@@ -232,7 +286,7 @@ func (p *producer) run(text, step uint64, draw *rng) error {
 		if p.at < p.prompt {
 			end = p.prompt
 		}
-		if err := p.step(min(p.at+n, end)); err != nil {
+		if err := p.step(p.cut(min(p.at+n, end))); err != nil {
 			return err
 		}
 	}
@@ -258,8 +312,8 @@ func (w *worker) aborts(prompt uint64, draw *rng) (*Counterexample, error) {
 		if err == nil {
 			err = p.native(0)
 		}
-		for step := 1 + draw.below(2*ct); err == nil && p.at < k; {
-			err = p.step(min(p.at+step, k))
+		if err == nil {
+			err = p.upTo(k, 1+draw.below(2*ct))
 		}
 		if err == nil {
 			err = p.finish(k)
@@ -378,7 +432,7 @@ func (w *worker) warmCase(s plan.Start, gpu, resident, resume uint64, demand []a
 		return nil, nil
 	}
 	if err == nil {
-		err = p.step(s.PromptTokens)
+		err = p.upTo(s.PromptTokens, s.PromptTokens)
 	}
 	if err != nil {
 		return w.broken("warm", s.PromptTokens, err)

@@ -58,7 +58,7 @@ func (w *worker) consumer(prompt, local uint64, supply []abi.Bitmap) (*Counterex
 		return ce, err
 	}
 	w.count("useful")
-	if least := w.floor(prompt - 1); pl.ResumeTokens < least && pl.ResumeTokens < w.permitted(prompt, local, least) {
+	if least := w.floor(prompt - 1); pl.ResumeTokens < least && pl.ResumeTokens < w.permitted(prompt, prompt, local, least) {
 		ce.WantTokens = least
 		g := w.limiting(prompt, local, least, w.tables(w.complete(prompt), prompt))
 		return w.fail(ce, "useful", g, "the whole prompt is stored, but the consumer resumes earlier than its last whole chunk",
@@ -93,20 +93,21 @@ func (w *worker) floor(n uint64) uint64 {
 }
 
 // permitted returns the last common chunk edge at or before token n to which the policies
-// let a consumer fetch: every chunk below it is admitted, and every range reaches it. A
-// policy may narrow what is stored and fetched; then less is useful, by intent.
-func (w *worker) permitted(prompt, local, n uint64) uint64 {
+// let a consumer fetch: every chunk below it is admitted when a prompt of stored tokens is
+// stored, and every range reaches it. A policy may narrow what is stored and fetched; then
+// less is useful, by intent.
+func (w *worker) permitted(stored, prompt, local, n uint64) uint64 {
 	for _, p := range w.model().Policies {
 		for g := range w.model().Groups {
 			gr := &w.model().Groups[g]
-			r := abi.Round{BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: prompt, StoredTokens: n,
+			r := abi.Round{BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: stored, StoredTokens: n,
 				AlignTokens: w.model().AlignTokens, Hi: uint32(n / gr.ChunkTokens)}
 			set := abi.NewBitmap(r.Chunks())
 			if p.Rule.Reach(r, set) != nil {
 				return n // relation covers or pure names the failure
 			}
 			n = w.floor(min(n, uint64(set.NextUnset(0, r.Chunks()))*gr.ChunkTokens))
-			r.LocalTokens, r.BoundTokens, r.Lo = min(local, n), n, uint32(min(local, n)/gr.ChunkTokens)
+			r.PromptTokens, r.LocalTokens, r.BoundTokens, r.Lo = prompt, min(local, n), n, uint32(min(local, n)/gr.ChunkTokens)
 			r.Hi = uint32((n + gr.ChunkTokens - 1) / gr.ChunkTokens)
 			hits := abi.NewStates(r.Chunks())
 			hits.Fill(0, r.Chunks(), abi.Hit)
@@ -280,7 +281,7 @@ func (w *worker) readers(producer uint64, rds ...reader) (*Counterexample, error
 		if err != nil {
 			return w.broken("useful", rd.prompt, err)
 		}
-		if step.Plan.ResumeTokens >= rd.want || step.Plan.ResumeTokens >= w.permitted(rd.prompt, 0, rd.want) {
+		if step.Plan.ResumeTokens >= rd.want || step.Plan.ResumeTokens >= w.permitted(producer, rd.prompt, 0, rd.want) {
 			continue
 		}
 		ce := &Counterexample{PromptTokens: rd.prompt, ProducerTokens: producer, SharedTokens: rd.upto,

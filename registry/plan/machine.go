@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/tierd/tierd/abi"
 )
@@ -108,6 +109,10 @@ var ErrNativeAboveReuse = errors.New("native prefix is above reuse_tokens")
 // are copied at the start, and ReuseTokens is the longest prefix at which all those
 // still wanted are alive.
 //
+// A recurrent state exists only where a step ended. Where the rule promises states at some
+// points only, the engine must end a step at each of them ([Machine.StopTokens]); where it
+// promises one for every chunk, the engine is one that saves them all.
+//
 // While decoding, only chunks that the aligned points ask for are added; the tail of
 // the text's end is added by Finish.
 //
@@ -136,6 +141,7 @@ type produced struct {
 	chunksMax uint64     // chunks that the store cap lets through
 	blocks    uint64     // blocks handled so far
 	open      bool       // the chunk that blocks stands in has a slot
+	stops     bool       // blocks hold states that are saved only where a step ends
 }
 
 // Wanted returns, per group, the chunks of the prompt that a producer will keep: those
@@ -175,11 +181,45 @@ func (p *Planner) Produce(s Start) (*Machine, error) {
 		gp.offered, gp.staged = abi.NewBitmap(n), abi.NewBitmap(n)
 		gp.stageFrom = m.resume / ct
 		gp.chunksMax = p.capped(abi.MaxTokens) / ct
+		if gp.stops, err = p.savedAtStops(g, &m.start); err != nil {
+			return nil, err
+		}
 		if s.Held != nil {
 			gp.held.Or(s.Held[g][:min(len(s.Held[g]), len(gp.held))])
 		}
 	}
 	return m, nil
+}
+
+// savedAtStops reports whether group g keeps states that the engine saves only where it is
+// told to stop: a rule that keeps states when no point is asked for relies on an engine
+// that saves all of them.
+func (p *Planner) savedAtStops(g int, s *Start) (bool, error) {
+	if !p.m.Groups[g].State {
+		return false, nil
+	}
+	r := p.round(g, s.PromptTokens, p.stored(g, s.PromptTokens, s.PromptTokens))
+	r.AlignTokens, r.Hi = 0, uint32(r.StoredTokens/r.ChunkTokens)
+	out := bitmap(&p.span, r.Chunks())
+	if err := p.m.Groups[g].Rule.Reach(r, out); err != nil {
+		return false, &RuleError{p.m.Groups[g].Name, "reach", r, err}
+	}
+	return out.Empty(), nil
+}
+
+// StopTokens returns, in rising order, the tokens of the prompt at which a step of the
+// engine must end, so that a recurrent state is saved there: those of the supply at the
+// prompt's end, and from the resume point on all that the text's end may ask for.
+func (m *Machine) StopTokens() []uint64 {
+	var stops []uint64
+	for g := range m.groups {
+		gp, ct := &m.groups[g], m.p.m.Groups[g].ChunkTokens
+		for c := gp.nextWanted(0); gp.stops && c < min(gp.chunksMax, m.start.PromptTokens/ct); c = gp.nextWanted(c + 1) {
+			stops = append(stops, (c+1)*ct)
+		}
+	}
+	slices.Sort(stops)
+	return slices.Compact(stops)
 }
 
 // PromptSupply returns what a producer supplies at its prompt's end, per group by
@@ -409,6 +449,9 @@ func (m *Machine) Step(n uint64) (Effects, error) {
 	if err := m.check(n); err != nil {
 		return fx, err
 	}
+	if err := m.passes(n); err != nil {
+		return fx, err
+	}
 	crossed := false
 	for g := range m.groups {
 		m.copyTo(g, n, &fx)
@@ -420,6 +463,26 @@ func (m *Machine) Step(n uint64) (Effects, error) {
 		return fx, m.settle(&fx)
 	}
 	return fx, nil
+}
+
+// ErrStopPassed is wrapped by the error for a step that does not end at a token of
+// StopTokens on its way.
+var ErrStopPassed = errors.New("passes a token of stop_tokens, where a recurrent state must be saved")
+
+// passes reports a promised state that the step to token n jumps over.
+func (m *Machine) passes(n uint64) error {
+	for g := range m.groups {
+		gp, ct := &m.groups[g], m.p.m.Groups[g].ChunkTokens
+		if !gp.stops {
+			continue
+		}
+		for c := gp.promised.Next(int(m.done / ct)); c >= 0 && (uint64(c)+1)*ct < n; c = gp.promised.Next(c + 1) {
+			if !has(gp.held, uint64(c)) {
+				return fmt.Errorf("step from %d to %d tokens %w: %d, for group %s; end a step there", m.done, n, ErrStopPassed, (uint64(c)+1)*ct, m.p.m.Groups[g].Name)
+			}
+		}
+	}
+	return nil
 }
 
 func (m *Machine) check(n uint64) error {
@@ -440,6 +503,13 @@ func (m *Machine) check(n uint64) error {
 func (m *Machine) copyTo(g int, n uint64, fx *Effects) {
 	gp, gr := &m.groups[g], &m.p.m.Groups[g]
 	perChunk, end := gr.ChunkTokens/gr.BlockTokens, n/gr.BlockTokens
+	if gp.stops { // of all blocks of the step, at most the last holds a state
+		if n%gr.BlockTokens == 0 && end > gp.blocks {
+			gp.blocks = end - 1
+		} else {
+			gp.blocks = end
+		}
+	}
 	for b := gp.blocks; b < end; {
 		c := b / perChunk
 		stop := min((c+1)*perChunk, end)

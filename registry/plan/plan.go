@@ -41,6 +41,10 @@ type Group struct {
 	// Draft marks the group of a draft head. Its last position is rewritten when the
 	// text goes on, so at the text's end it stores one token less.
 	Draft bool
+	// State says that what the group keeps is a recurrent state: a block holds the one
+	// after its last token, and only if a step of the engine ended there. A chunk is one
+	// block.
+	State bool
 }
 
 // A Policy is an opened policy rule.
@@ -70,6 +74,9 @@ func (m *Model) Validate() error {
 		g := &m.Groups[i]
 		if g.BlockTokens == 0 || g.ChunkTokens == 0 || g.ChunkTokens%g.BlockTokens != 0 {
 			return fmt.Errorf("group %s: chunk of %d tokens is not a positive multiple of its block of %d tokens", g.Name, g.ChunkTokens, g.BlockTokens)
+		}
+		if g.State && g.ChunkTokens != g.BlockTokens {
+			return fmt.Errorf("group %s: it keeps a recurrent state, of which a chunk holds one, so a chunk is one block (chunk_blocks: 1), but a chunk has %d tokens and a block %d", g.Name, g.ChunkTokens, g.BlockTokens)
 		}
 		if m.AlignTokens%g.ChunkTokens != 0 {
 			return fmt.Errorf("align_tokens is %d; group %s has chunks of %d tokens, and align_tokens must be a multiple of every chunk", m.AlignTokens, g.Name, g.ChunkTokens)
