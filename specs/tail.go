@@ -83,7 +83,7 @@ func (t *tailRule) Scan(r abi.Round, states abi.States, demand abi.Bitmap) (abi.
 	base := uint64(r.Lo)
 	head, end := 0, r.Chunks()
 	if t.head > 0 {
-		head = int(max(t.headOf(r.BoundTokens, r.ChunkTokens).hi, base) - base)
+		head = min(end, int(max(t.headOf(r.BoundTokens, r.ChunkTokens).hi, base)-base))
 		if miss := states.First(abi.Absent, 0, head); miss < head {
 			end = miss
 		}
