@@ -70,7 +70,9 @@ func (state) Need(r abi.Round, out abi.Bitmap) error {
 	case n%r.ChunkTokens != 0:
 		return abi.ErrNoResume
 	default:
-		out.Set(int(n/r.ChunkTokens) - 1)
+		if c := n/r.ChunkTokens - 1; c < uint64(r.Hi) {
+			out.Set(int(c))
+		}
 	}
 	return nil
 }
