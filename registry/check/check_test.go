@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,7 +41,8 @@ func subject(maxTokens, align uint64, policies []abi.Spec, parts ...part) check.
 			if err != nil {
 				return m, nil, err
 			}
-			m.Groups = append(m.Groups, plan.Group{Name: p.name, Rule: r.(abi.SpecRule), BlockTokens: p.block, ChunkTokens: p.block * p.blocks})
+			m.Groups = append(m.Groups, plan.Group{Name: p.name, Rule: r.(abi.SpecRule), BlockTokens: p.block, ChunkTokens: p.block * p.blocks,
+				State: p.spec.Manifest().Mask == abi.MaskState})
 		}
 		for _, p := range policies {
 			r, err := p.Open(nil)
@@ -274,16 +276,21 @@ func TestDrawings(t *testing.T) {
 			rep, err := check.Run(context.Background(), s, check.Options{Seed: 1, Workers: 1})
 			require.NoError(t, err)
 			require.NotNil(t, rep.Counterexample)
-			got := rep.Counterexample.String()
-			path := filepath.Join("testdata", name+".txt")
-			if *rewrite {
-				require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-			}
-			want, err := os.ReadFile(path)
-			require.NoError(t, err)
-			require.Equal(t, string(want), got)
+			golden(t, name, rep.Counterexample.String())
 		})
 	}
+}
+
+// golden compares a drawing with the one that is kept.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", strings.ReplaceAll(name, " ", "-")+".txt")
+	if *rewrite {
+		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got)
 }
 
 // BenchmarkDemo is the demo's deployment with native rules: the floor for wasm ones.
