@@ -139,8 +139,8 @@ func TestWhatCannotBeRead(t *testing.T) {
 		"":                "the name is empty",
 		"none.wasm":       "no such file",
 		".":               "not a regular file",
-		"windo":           `shipped: no rule "windo" there; did you mean "window"? it holds: full, window, request-level, chunk-level`,
-		"specs.wasm#none": `specs.wasm: no rule "none" there; it holds: full, window, request-level, chunk-level`,
+		"windo":           `shipped: no rule "windo" there; did you mean "window"? it holds: full, hidden, latent, `,
+		"specs.wasm#none": `specs.wasm: no rule "none" there; it holds: full, hidden, latent, `,
 		"exec:./none":     "no such file",
 		"exec:.":          "not a regular file",
 	} {

@@ -158,6 +158,21 @@ func divides(m *abi.Manifest, param string) bool {
 	return m.Mask == abi.MaskLatent && slices.Contains(m.MaskArgs, param)
 }
 
+// spans reports whether a parameter is the run of chunked attention. Between its edges and
+// those of the chunks lie points that a consumer cannot go on from, although what they
+// need is stored, so a deployment whose runs are no multiples of its chunks is refused.
+func spans(m *abi.Manifest, param string) bool {
+	return m.Mask == abi.MaskChunk && slices.Contains(m.MaskArgs, param)
+}
+
+// multiples returns the first few multiples of n that p allows.
+func multiples(p *abi.Param, n uint64) (out []uint64) {
+	for v := n * max(1, (p.Min+n-1)/n); v <= p.Max && len(out) < chunksSpanned; v += n {
+		out = append(out, v)
+	}
+	return out
+}
+
 func divisors(p *abi.Param, n uint64) (out []uint64) {
 	for d := max(1, p.Min); d <= min(n, p.Max); d++ {
 		if n%d == 0 {
@@ -173,6 +188,9 @@ func small(m *abi.Manifest, p *abi.Param, g *geometry, draw *rand.Rand) (out []u
 	c := g.chunk()
 	if divides(m, p.Name) {
 		return divisors(p, c)
+	}
+	if spans(m, p.Name) {
+		return multiples(p, c)
 	}
 	if n := uint64(len(p.Enum)); n > 0 {
 		for v := range min(n, valuesMax) {
@@ -257,6 +275,9 @@ func text(m *abi.Manifest, ref string, legs []string, g *geometry, values []uint
 	var b strings.Builder
 	fmt.Fprintf(&b, "model: tryout\nmax_tokens: %d\nalign_tokens: %d\ngroups:\n", g.promptTokens(values, scale), g.align)
 	group := func(name, rule, params string, block, blocks uint64) {
+		if name == "tried" && m.Mask == abi.MaskState { // a chunk holds one state
+			block, blocks = block*blocks, 1
+		}
 		fmt.Fprintf(&b, "  - {name: %s, rule: %s%s, block_tokens: %d, chunk_blocks: %d, layers: 1, kv_heads: 1, head_dim: 1, dtype: fp8}\n",
 			name, rule, params, block, blocks)
 	}
