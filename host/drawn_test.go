@@ -70,7 +70,9 @@ func TestDrawnDeployments(t *testing.T) {
 // drawnGroup is a group of a drawn deployment.
 type drawnGroup struct {
 	name        string
-	window      uint64 // 0 = full
+	kind        string // the rule's name
+	size        uint64 // window or attention_chunk, in tokens
+	sink        uint64
 	blockTokens uint64
 	chunkBlocks uint64
 }
@@ -96,13 +98,18 @@ func drawDeployment(r *rand.Rand) *drawnDeployment {
 	n := 2 + r.IntN(2)
 	for i := range n {
 		g := drawnGroup{name: fmt.Sprintf("g%d", i), blockTokens: pick[uint64](r, 2, 4, 8, 3, 6), chunkBlocks: 1 + r.Uint64N(5)}
-		if i > 0 || r.IntN(4) > 0 {
-			g.window = pick[uint64](r, 1, 2, 3, 5, 8, 16, 17, 20, 33, 64)
-		}
+		g.kind = pick(r, "window", "window", "window", "full", "sink", "chunked", "state all", "state align")
 		if i == n-1 && r.IntN(3) > 0 {
-			g.window = 0
+			g.kind = "full"
+		}
+		if strings.HasPrefix(g.kind, "state") {
+			g.chunkBlocks = 1
 		}
 		chunk := g.blockTokens * g.chunkBlocks
+		g.size, g.sink = pick[uint64](r, 1, 2, 3, 5, 8, 16, 17, 20, 33, 64), 1+r.Uint64N(20)
+		if g.kind == "chunked" {
+			g.size = chunk * (1 + r.Uint64N(4))
+		}
 		period, d.hash = period/gcd(period, chunk)*chunk, gcd(g.blockTokens, d.hash)
 		d.groups = append(d.groups, g)
 	}
@@ -110,11 +117,15 @@ func drawDeployment(r *rand.Rand) *drawnDeployment {
 	var y strings.Builder
 	fmt.Fprintf(&y, "model: drawn\nmax_tokens: %d\nalign_tokens: %d\ngroups:\n", drawnMaxTokens, align)
 	for _, g := range d.groups {
-		rule := "rule: full"
-		if g.window > 0 {
-			rule = fmt.Sprintf("rule: window, params: {window: %d}", g.window)
-		}
-		fmt.Fprintf(&y, "  - {name: %s, %s, block_tokens: %d, chunk_blocks: %d, layers: 1, kv_heads: 1, head_dim: 4, dtype: bf16}\n", g.name, rule, g.blockTokens, g.chunkBlocks)
+		rule := map[string]string{
+			"full":        "full",
+			"window":      fmt.Sprintf("window, params: {window: %d}", g.size),
+			"sink":        fmt.Sprintf("sink, params: {sink: %d, window: %d}", g.sink, g.size),
+			"chunked":     fmt.Sprintf("chunked, params: {attention_chunk: %d}", g.size),
+			"state all":   "state, params: {mode: all}",
+			"state align": "state, params: {mode: align}",
+		}[g.kind]
+		fmt.Fprintf(&y, "  - {name: %s, rule: %s, block_tokens: %d, chunk_blocks: %d, layers: 1, kv_heads: 1, head_dim: 4, dtype: bf16}\n", g.name, rule, g.blockTokens, g.chunkBlocks)
 	}
 	y.WriteString("policies: [{rule: request-level}]\n")
 	d.yaml = y.String()
@@ -125,12 +136,34 @@ func (d *drawnDeployment) group(name string) *drawnGroup {
 	return &d.groups[slices.IndexFunc(d.groups, func(g drawnGroup) bool { return g.name == name })]
 }
 
-// reads returns the first token that attention reads to go on from n.
-func (g *drawnGroup) reads(n uint64) uint64 {
-	if g.window > 0 && n+1 > g.window {
-		return n - g.window + 1
+// reads reports whether attention reads token k to go on from n.
+func (g *drawnGroup) reads(n, k uint64) bool {
+	switch g.kind {
+	case "window":
+		return n-k < g.size
+	case "sink":
+		return k < g.sink || n-k < g.size
+	case "chunked":
+		return n/g.size == k/g.size
+	case "state all", "state align":
+		return k == n-1
 	}
-	return 0
+	return true
+}
+
+// states reports whether a group keeps recurrent states.
+func (d *drawnDeployment) states() bool {
+	return slices.ContainsFunc(d.groups, func(g drawnGroup) bool { return strings.HasPrefix(g.kind, "state") })
+}
+
+// readsBlock reports whether attention reads any token of block b below n to go on from n.
+func (g *drawnGroup) readsBlock(n, b uint64) bool {
+	for k := b * g.blockTokens; k < min(n, (b+1)*g.blockTokens); k++ {
+		if g.reads(n, k) {
+			return true
+		}
+	}
+	return false
 }
 
 // hashes returns the chained hash of each whole granule.
@@ -341,6 +374,7 @@ type drawnProducer struct {
 	prompt uint64
 	hashes [][]byte // of the text, decoded tokens included
 	tables map[string]map[uint64]uint32
+	stops  []uint64 // where a step must end
 	done   uint64
 }
 
@@ -372,8 +406,10 @@ func (p *drawnProducer) step(n, native uint64, first bool) *enginepb.StoreReques
 	for i := range p.e.d.groups {
 		g := &p.e.d.groups[i]
 		if first && native > 0 {
-			for b := g.reads(native) / g.blockTokens; b*g.blockTokens < native; b++ {
-				name(g, b)
+			for b := uint64(0); b*g.blockTokens < native; b++ {
+				if g.readsBlock(native, b) {
+					name(g, b)
+				}
 			}
 			p.fill(g, 0, native)
 		}
@@ -381,6 +417,9 @@ func (p *drawnProducer) step(n, native uint64, first bool) *enginepb.StoreReques
 			name(g, b)
 		}
 		p.fill(g, p.done, n)
+		for b := p.done / g.blockTokens; g.kind == "state align" && (b+1)*g.blockTokens < n; b++ {
+			p.e.spoil(g.name, p.tables[g.name][b]) // a state is saved where a step ends
+		}
 	}
 	for i := max(p.prompt, p.done) / p.e.d.hash; i < max(p.prompt, n)/p.e.d.hash; i++ {
 		m.MoreHashes = append(m.MoreHashes, p.hashes[i]...)
@@ -394,7 +433,7 @@ func (p *drawnProducer) retire(done uint64) {
 	for i := range p.e.d.groups {
 		g := &p.e.d.groups[i]
 		for b, id := range p.tables[g.name] {
-			if (b+1)*g.blockTokens <= g.reads(done) {
+			if (b+1)*g.blockTokens <= done && !g.readsBlock(done, b) {
 				delete(p.tables[g.name], b)
 				p.e.give(g.name, id)
 			}
@@ -445,6 +484,10 @@ func (w *drawnWorld) produce(e *drawnEngine, id, transfer string, leg enginepb.L
 		}
 	}
 	native := pick(r, 0, 0, reply.ReuseTokens, r.Uint64N(reply.ReuseTokens+1))
+	if w.d.states() { // a GPU has no prefix that cannot be gone on from
+		native = pick(r, 0, reply.ReuseTokens)
+	}
+	p.stops = reply.StopTokens
 	if native > 0 {
 		w.native.Add(1)
 	}
@@ -486,9 +529,19 @@ func (w *drawnWorld) steps(ctx context.Context, p *drawnProducer, total, native 
 	stepMax := 1 + r.Uint64N(100)
 	for n, first := native, true; n < total || first; first = false {
 		if n < p.prompt {
+			from := n
 			n = min(n+1+r.Uint64N(stepMax), p.prompt)
+			for _, s := range p.stops {
+				if from < s {
+					n = min(n, s)
+					break
+				}
+			}
 		} else {
 			n = min(n+1+r.Uint64N(4), total)
+			if w.d.states() {
+				n = min(p.done+1, total)
+			}
 		}
 		if n > stop {
 			break
@@ -652,7 +705,10 @@ func (c *drawnConsumer) compare(ev *enginepb.Event) error {
 				g.each(gc.Chunks, func(b uint64) { loaded[b] = true })
 			}
 		}
-		for at := g.reads(ev.ResumeTokens); at < ev.ResumeTokens; at++ {
+		for at := range ev.ResumeTokens {
+			if !g.reads(ev.ResumeTokens, at) {
+				continue
+			}
 			b := at / g.blockTokens
 			switch {
 			case !loaded[b] && at < c.asked.LocalTokens: // on the GPU already
