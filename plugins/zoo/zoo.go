@@ -332,7 +332,7 @@ func manifests() (all []Crime) {
 		{"manifest-rude-name", "has a rule whose name commands the terminal", `{"rules":[{"name":"\u001b[2J","version":"1","kind":"policy"}]}`},
 		{"manifest-long-name", "has a rule with a name of 100,000 letters", `{"rules":[{"name":"` + strings.Repeat("t", 100_000) + `","version":"1","kind":"policy"}]}`},
 		{"manifest-of-a-policy", "is a policy where a spec is needed", rule(`"kind":"policy"`)},
-		{"manifest-of-a-state", "has a mask that this build cannot judge", rule(`"kind":"spec","mask":"state"`)},
+		{"manifest-of-a-state", "claims to keep recurrent states, in chunks of two blocks", rule(`"kind":"spec","mask":"state"`)},
 	} {
 		all = append(all, made(m.name, m.what, good().manifest(m.json)))
 	}
