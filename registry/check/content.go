@@ -62,7 +62,8 @@ func (w *worker) contentTexts(prompt uint64, draw *rng) []uint64 {
 }
 
 // sameContent judges one token of a stored chunk: its query must read the same blocks
-// whether the prompt ended before it or goes on after it.
+// whether the prompt ended before it or goes on after it. Where the mask depends on the
+// prompt, the mask says what is read, and not what the rule says of it.
 func (w *worker) sameContent(g int, prompt, text, n uint64, supply []abi.Bitmap) (*Counterexample, error) {
 	gr := &w.model().Groups[g]
 	w.count("content")
@@ -72,6 +73,14 @@ func (w *worker) sameContent(g int, prompt, text, n uint64, supply []abi.Bitmap)
 			ResumeTokens: n, AlignTokens: w.model().AlignTokens, Hi: uint32((n + gr.BlockTokens - 1) / gr.BlockTokens),
 		}
 		set := abi.NewBitmap(r.Chunks())
+		if w.subject.Groups[g].Manifest.Mask == abi.MaskPromptWindow {
+			for b := range uint64(r.Hi) {
+				if w.readsAny(g, n, b*gr.BlockTokens, min(n, (b+1)*gr.BlockTokens), prompt) {
+					set.Set(int(b))
+				}
+			}
+			return set, nil
+		}
 		err := gr.Rule.Need(r, set)
 		if errors.Is(err, abi.ErrNoResume) {
 			return nil, nil

@@ -47,6 +47,9 @@ func TestWrongKinds(t *testing.T) {
 		blocks   uint64
 	}{
 		"rswa stores what it decodes": {"content", &twisted{Spec: specs.RSWA(), reach: everything}, []uint64{20}, 2},
+		"rswa stores what it decodes, and needs all": {"content", &twisted{Spec: specs.RSWA(), reach: everything, need: func(_ abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+			return must(specs.Full()).Need(r, out)
+		}}, []uint64{20}, 2},
 		"state only where resumed": {"covers", &twisted{Spec: specs.State(), reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
 			r.AlignTokens = 0
 			return in.Reach(r, out)
