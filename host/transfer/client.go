@@ -137,13 +137,15 @@ func (c *Client) keep(number uint16, tried chan<- error) {
 	pause := c.o.RetryMin
 	for {
 		conn, err := c.connect(number)
+		if err == nil {
+			c.up.Add(1) // before Dial returns, which says how many lanes are up
+		}
 		if tried != nil {
 			tried <- err
 			tried = nil
 		}
 		if err == nil {
 			pause = c.o.RetryMin
-			c.up.Add(1)
 			err = c.receive(conn)
 			c.up.Add(-1)
 			if c.ctx.Err() == nil {
