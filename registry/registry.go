@@ -75,9 +75,11 @@ type RuleID struct {
 
 // A Verdict is what the check said of a deployment, with everything it depends on.
 type Verdict struct {
-	// Verdict is "accepted" or "refused".
-	Verdict          string            `json:"verdict"`
-	Model            string            `json:"model"`
+	// Verdict is [Accepted], [Refused] or [Undecided].
+	Verdict string `json:"verdict"`
+	Model   string `json:"model"`
+	// Engine whose semantics were judged: tierd, vllm-0.27, vllm-0.30.
+	Engine           string            `json:"engine"`
 	DeploymentDigest string            `json:"deployment_digest"`
 	RulesDigest      string            `json:"rules_digest"`
 	Checker          string            `json:"checker"`
@@ -91,6 +93,13 @@ type Verdict struct {
 	LoadSeconds    float64               `json:"load_seconds"`
 	UnverifiedNeed []string              `json:"unverified_need,omitempty"`
 	Counterexample *check.Counterexample `json:"counterexample,omitempty"`
+	// Undecided says why there is no verdict.
+	Undecided string `json:"undecided,omitempty"`
+	// Reached says how far the check got, one line a stage, when its time was spent. With a
+	// counterexample it means that a smaller one may exist.
+	Reached []string `json:"reached,omitempty"`
+	// Against is the other deployment, when the verdict is that of a pair.
+	Against *Side `json:"against,omitempty"`
 	// Reused says that the verdict was kept from an earlier run.
 	Reused bool `json:"reused,omitempty"`
 	// NotKept says why an accepted verdict could not be kept for the next run.
@@ -99,15 +108,34 @@ type Verdict struct {
 
 // Verdict values.
 const (
-	Accepted = "accepted"
-	Refused  = "refused"
+	Accepted  = "accepted"
+	Refused   = "refused"
+	Undecided = "undecided"
 )
+
+// A Side is one deployment of a pair.
+type Side struct {
+	// File that the deployment was read from.
+	File             string   `json:"file"`
+	Model            string   `json:"model"`
+	Engine           string   `json:"engine"`
+	DeploymentDigest string   `json:"deployment_digest"`
+	RulesDigest      string   `json:"rules_digest"`
+	Rules            []RuleID `json:"rules"`
+}
 
 // A Refusal is the error of a deployment whose rules disagree.
 type Refusal struct{ Verdict *Verdict }
 
 func (r *Refusal) Error() string {
 	return fmt.Sprintf("deployment %s is refused\n%s", r.Verdict.Model, r.Verdict.Counterexample)
+}
+
+// An Unjudged is the error of a deployment whose check ran out of time.
+type Unjudged struct{ Verdict *Verdict }
+
+func (u *Unjudged) Error() string {
+	return fmt.Sprintf("deployment %s is not judged: %s", u.Verdict.Model, u.Verdict.Undecided)
 }
 
 // Open opens the rules of a deployment without judging them.
@@ -272,7 +300,8 @@ func (e *Entry) RulesDigest() string {
 }
 
 // Register opens the rules of a deployment and judges them. A refused deployment is a
-// *Refusal; any other error means that there was no verdict.
+// *Refusal; one whose check was ended by [check.ErrBudget] an *Unjudged; any other error
+// means that there was no verdict.
 func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options) (*Entry, error) {
 	clock := o.Now
 	if clock == nil {
@@ -294,8 +323,11 @@ func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options)
 		return nil, err
 	}
 	e.Verdict.LoadSeconds = loaded.Seconds()
-	if e.Verdict.Verdict == Refused {
+	switch e.Verdict.Verdict {
+	case Refused:
 		return nil, &Refusal{e.Verdict}
+	case Undecided:
+		return nil, &Unjudged{e.Verdict}
 	}
 	if err := saveVerdict(o.Verdicts, key, e.Verdict); err != nil {
 		e.Verdict.NotKept = err.Error() // it is a verdict all the same
@@ -328,9 +360,9 @@ func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) er
 		return fmt.Errorf("check deployment %s: %w", d.Model, err)
 	}
 	v := &Verdict{
-		Verdict: Accepted, Model: d.Model, DeploymentDigest: d.Digest(), RulesDigest: e.RulesDigest(), Checker: o.Checker,
+		Verdict: Accepted, Model: d.Model, Engine: d.Engine, DeploymentDigest: d.Digest(), RulesDigest: e.RulesDigest(), Checker: o.Checker,
 		Domain: rep.Domain, DomainText: rep.Domain.Lines(), Relations: rep.Cases,
-		UnverifiedNeed: rep.Unverified, Counterexample: rep.Counterexample,
+		UnverifiedNeed: rep.Unverified, Counterexample: rep.Counterexample, Reached: rep.Reached,
 	}
 	for i := range e.rules {
 		v.Rules = append(v.Rules, e.rules[i].RuleID)
@@ -339,8 +371,11 @@ func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) er
 		v.Cases += n
 	}
 	v.Seconds = clock().Sub(began).Seconds()
-	if rep.Counterexample != nil {
+	switch {
+	case rep.Counterexample != nil:
 		v.Verdict = Refused
+	case rep.Undecided:
+		v.Verdict, v.Undecided = Undecided, check.ErrBudget.Error()
 	}
 	e.Verdict = v
 	return nil

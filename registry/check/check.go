@@ -35,15 +35,21 @@ package check
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/registry/plan"
 )
+
+// ErrBudget is the cause of a context that ends because the time given to a check is
+// spent. Run then returns a report of how far it got, and no error.
+var ErrBudget = errors.New("the time given to the check is spent")
 
 // Relations in the order in which they run.
 var Relations = []string{"pure", "states", "covers", "needs", "content", "useful", "schedule", "warm"}
@@ -96,6 +102,12 @@ type Report struct {
 	// Counterexample is the smallest failing case; nil when every relation holds.
 	Counterexample *Counterexample
 	Domain         Domain
+	// Undecided says that the time was spent before every case had run: nothing failed in
+	// those that did.
+	Undecided bool
+	// Reached says how far the run got, one line a stage, when the time was spent. With a
+	// Counterexample it means that a smaller one may exist.
+	Reached []string
 	// Cases is the number of cases per relation.
 	Cases map[string]uint64
 	// Unverified names the groups whose Need no mask could confirm.
@@ -103,7 +115,7 @@ type Report struct {
 }
 
 // Run judges a subject. It returns an error only when it could not decide: the rules
-// could not be opened, or ctx ended.
+// could not be opened, or ctx ended for another cause than [ErrBudget].
 func Run(ctx context.Context, s Subject, o Options) (*Report, error) {
 	if o.Workers <= 0 {
 		o.Workers = runtime.GOMAXPROCS(0)
@@ -128,6 +140,9 @@ func Run(ctx context.Context, s Subject, o Options) (*Report, error) {
 	for name, n := range r.cases {
 		rep.Cases[name] = n.Load()
 	}
+	if r.gap && errors.Is(context.Cause(ctx), ErrBudget) {
+		rep.Reached, rep.Undecided, err = r.reached(), rep.Counterexample == nil, nil
+	}
 	return rep, err
 }
 
@@ -140,6 +155,8 @@ type run struct {
 	cases   map[string]*atomic.Uint64
 	done    atomic.Int64
 	total   int
+	stages  []*stage
+	gap     bool // the last stage left cases out before what it returned
 }
 
 // A worker holds one goroutine's rules and scratch memory.
@@ -228,9 +245,31 @@ func (r *run) close() {
 
 // A stage runs one set of relations over a list of prompt lengths.
 type stage struct {
+	name    string // of the relations
+	unit    string // what prompts counts
 	prompts lengths
 	block   int // lengths handed to a worker at once
 	check   func(w *worker, prompt uint64) (*Counterexample, error)
+	upto    int // of prompts, from the first on, that have run without a gap
+	// ended holds the blocks beyond upto that have run: from their first case to that
+	// behind the last one that ran.
+	ended map[int]int
+}
+
+// ran notes that the cases from one up to another have run, from being a block's first.
+func (s *stage) ran(from, to int) {
+	if s.ended == nil {
+		s.ended = map[int]int{}
+	}
+	s.ended[from] = to
+	for {
+		end, ok := s.ended[s.upto]
+		if !ok {
+			return
+		}
+		delete(s.ended, s.upto)
+		s.upto = end
+	}
 }
 
 // lengths is a list of prompt lengths in rising order: all of 1..n, or a given list.
@@ -250,42 +289,64 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 	edges := lengths{len(r.domain.edges), r.domain.edges}
 	rules := lengths{n: len(r.workers[0].witnesses)}
 	r.trials = make([]*trial, rules.n)
-	again := stage{rules, 1, (*worker).again}
-	stages := []stage{
-		{edges, 16, (*worker).pure},
-		{rules, 1, (*worker).alone},
-		{lengths{1, []uint64{1}}, 1, (*worker).neighbours},
-		{lengths{len(r.subject.Groups) * (tableUnits() + 1), nil}, 1, (*worker).states},
-		{lengths{int(r.subject.MaxTokens), nil}, 256, (*worker).sweep},
-		{edges, 8, (*worker).arrivals},
-		{edges, 8, (*worker).consumers},
-		{edges, 8, (*worker).content},
-		{edges, 8, (*worker).shared},
-		{edges, 8, (*worker).schedule},
+	groups, every := len(r.subject.Groups), lengths{n: int(r.subject.MaxTokens)}
+	const edge, rule = "edge lengths", "rules"
+	add := func(name, unit string, prompts lengths, block int, check func(*worker, uint64) (*Counterexample, error)) {
+		r.stages = append(r.stages, &stage{name: name, unit: unit, prompts: prompts, block: block, check: check})
+		r.total += prompts.n
 	}
+	add("pure", edge, edges, 16, (*worker).pure)
+	add("pure, each rule alone", rule, rules, 1, (*worker).alone)
+	add("pure, between neighbours", "runs", lengths{1, []uint64{1}}, 1, (*worker).neighbours)
+	add("states", "lookup tables' ranges", lengths{n: groups * (tableUnits() + 1)}, 1, (*worker).states)
+	add(strings.Join(r.domain.Sweep, ", "), "prompt lengths", every, 256, (*worker).sweep)
+	add("needs, partial arrivals", edge, edges, 8, (*worker).arrivals)
+	add("covers, needs and states, consumers", edge, edges, 8, (*worker).consumers)
+	add("content", edge, edges, 8, (*worker).content)
+	add("useful, shared prefixes", edge, edges, 8, (*worker).shared)
+	add("schedule", edge, edges, 8, (*worker).schedule)
 	if r.subject.PD {
-		stages = append(stages, stage{edges, 8, (*worker).warm})
+		add("warm", edge, edges, 8, (*worker).warm)
 	}
-	for _, s := range append(stages, again) {
-		r.total += s.prompts.n
-	}
-	for _, s := range stages {
+	again := &stage{name: "pure, once more at the end", unit: rule, prompts: rules, block: 1, check: (*worker).again}
+	r.total += again.prompts.n
+	for _, s := range r.stages {
 		ce, err := r.stage(ctx, s)
 		if ce != nil && ce.Relation != "pure" || err != nil && ctx.Err() == nil && !clocked(err) { // is state the cause?
+			gap := r.gap
 			if impure, e := r.stage(ctx, again); impure != nil && e == nil {
 				ce, err = impure, nil
 			}
+			r.gap = gap
 		}
 		if ce != nil || err != nil {
 			return ce, err
 		}
 	}
+	r.stages = append(r.stages, again)
 	return r.stage(ctx, again)
+}
+
+// reached says of each stage how far it got.
+func (r *run) reached() (lines []string) {
+	for _, s := range r.stages {
+		switch {
+		case s.upto == s.prompts.n:
+			lines = append(lines, fmt.Sprintf("%s: all %d %s", s.name, s.prompts.n, s.unit))
+		case s.upto == 0:
+			lines = append(lines, fmt.Sprintf("%s: none of %d %s", s.name, s.prompts.n, s.unit))
+		case s.prompts.list != nil:
+			lines = append(lines, fmt.Sprintf("%s: the first %d of %d %s, to %d tokens", s.name, s.upto, s.prompts.n, s.unit, s.prompts.at(s.upto-1)))
+		default:
+			lines = append(lines, fmt.Sprintf("%s: the first %d of %d %s", s.name, s.upto, s.prompts.n, s.unit))
+		}
+	}
+	return lines
 }
 
 // stage spreads a stage's prompts over the workers and returns the failure of the
 // smallest prompt.
-func (r *run) stage(ctx context.Context, s stage) (*Counterexample, error) {
+func (r *run) stage(ctx context.Context, s *stage) (*Counterexample, error) {
 	type result struct {
 		block int
 		ce    *Counterexample
@@ -306,8 +367,8 @@ func (r *run) stage(ctx context.Context, s stage) (*Counterexample, error) {
 				if b >= stop.Load() {
 					return
 				}
-				end := min(int(b)+s.block, s.prompts.n)
-				for i := int(b); i < end; i++ {
+				end, i := min(int(b)+s.block, s.prompts.n), int(b)
+				for ; i < end && ctx.Err() == nil; i++ {
 					ce, err := s.check(w, s.prompts.at(i))
 					if im := w.broke(); im != nil && err == nil {
 						ce, err = w.impure(im)
@@ -323,6 +384,9 @@ func (r *run) stage(ctx context.Context, s stage) (*Counterexample, error) {
 					mu.Unlock()
 					break
 				}
+				mu.Lock()
+				s.ran(int(b), i)
+				mu.Unlock()
 				d := r.done.Add(int64(end) - b)
 				if r.options.Progress != nil {
 					r.options.Progress(int(d), r.total)
@@ -331,7 +395,8 @@ func (r *run) stage(ctx context.Context, s stage) (*Counterexample, error) {
 		})
 	}
 	wg.Wait()
-	if err := ctx.Err(); err != nil && first.ce == nil {
+	r.gap = s.upto < first.block
+	if err := ctx.Err(); err != nil && r.gap && first.ce == nil {
 		return nil, err
 	}
 	return first.ce, first.err

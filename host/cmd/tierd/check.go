@@ -35,6 +35,10 @@ const (
 	exitUndecided = 2
 )
 
+// budgetSecondsMax is a year, far above what any check takes and far below where a
+// duration overflows.
+const budgetSecondsMax = 366 * 24 * 3600
+
 func checkCommand() *cobra.Command {
 	var a tryArgs
 	cmd := &cobra.Command{
@@ -65,6 +69,7 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 	f.Uint64Var(&a.seed, "seed", rules.DefaultSeed, "seed of the drawn cases, and of a plugin's drawn parameters")
 	f.StringSliceVar(&a.legs, "legs", []string{"pd", "probe"}, "of a plugin: the legs that its deployments use")
 	f.StringVar(&a.twin, "twin", "", "of a plugin with one rule: another implementation, which must give the same answers")
+	f.Float64Var(&a.budgetSeconds, "budget", 0, "of a deployment: the most seconds that the check may take; when they are spent the verdict is undecided (0 = no limit)")
 	return cmd
 }
 
@@ -105,7 +110,16 @@ func isFile(arg string) error {
 }
 
 func checkDeployment(cmd *cobra.Command, path string, a tryArgs) error {
-	v, err := judge(cmd.Context(), path, a.state, a.seed, cmd.ErrOrStderr())
+	ctx := cmd.Context()
+	if a.budgetSeconds < 0 || a.budgetSeconds > budgetSecondsMax {
+		return fmt.Errorf("--budget is %v seconds; it must be 0 to %d", a.budgetSeconds, budgetSecondsMax)
+	}
+	if a.budgetSeconds > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, time.Duration(a.budgetSeconds*float64(time.Second)), check.ErrBudget)
+		defer cancel()
+	}
+	v, err := judge(ctx, path, a.state, a.seed, cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
@@ -122,13 +136,17 @@ func checkDeployment(cmd *cobra.Command, path string, a tryArgs) error {
 	if _, err := out.WriteTo(cmd.OutOrStdout()); err != nil {
 		return err
 	}
-	if v.Verdict != registry.Accepted {
+	switch v.Verdict {
+	case registry.Refused:
 		return &exitError{exitRefused}
+	case registry.Undecided:
+		return &exitError{exitUndecided}
 	}
 	return nil
 }
 
-// judge returns the verdict of a deployment file, accepted or refused.
+// judge returns the verdict of a deployment file: accepted, refused, or undecided because
+// ctx ended by [check.ErrBudget].
 func judge(ctx context.Context, path, state string, seed uint64, progress io.Writer) (*registry.Verdict, error) {
 	d, err := deploy.Load(path)
 	if err != nil {
@@ -141,9 +159,14 @@ func judge(ctx context.Context, path, state string, seed uint64, progress io.Wri
 	defer done()
 	r, err := rules.Register(ctx, d, rules.Options{StateDir: state, Check: check.Options{Seed: seed, Progress: bar}})
 	var refusal *registry.Refusal
+	var unjudged *registry.Unjudged
 	switch {
 	case errors.As(err, &refusal):
 		return refusal.Verdict, nil
+	case errors.As(err, &unjudged):
+		return unjudged.Verdict, nil
+	case err != nil && errors.Is(context.Cause(ctx), check.ErrBudget):
+		return nil, fmt.Errorf("%s: %w while its rules were being loaded; give --budget more seconds", path, check.ErrBudget)
 	case err != nil:
 		return nil, err
 	}
@@ -190,10 +213,23 @@ func progressTo(w io.Writer) (update func(done, total int), finish func()) {
 }
 
 func printVerdict(w io.Writer, v *registry.Verdict) {
-	if v.Counterexample != nil {
+	switch v.Verdict {
+	case registry.Refused:
 		fmt.Fprintf(w, "REFUSED  %s\n\n%s\n", v.Model, v.Counterexample)
-	} else {
+		if len(v.Reached) > 0 {
+			fmt.Fprintf(w, "The time was spent before all smaller cases had run: a smaller one may fail, too.\n\n")
+		}
+	case registry.Undecided:
+		fmt.Fprintf(w, "UNDECIDED  %s: %s; nothing failed so far\n", v.Model, v.Undecided)
+	default:
 		fmt.Fprintf(w, "ACCEPTED  %s\n", v.Model)
+	}
+	for i, line := range v.Reached {
+		label := ""
+		if i == 0 {
+			label = "reached"
+		}
+		fmt.Fprintf(w, "  %-12s %s\n", label, line)
 	}
 	for i, r := range v.Rules {
 		label := ""

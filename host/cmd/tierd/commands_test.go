@@ -70,7 +70,7 @@ func TestCommands(t *testing.T) {
 	var got strings.Builder
 	for _, line := range []string{
 		"check", "check a b", "check none.yaml", "check .", "check one.wasm#", "check exec:./none", "check lines.jsonl", "new rule My-rule --lang c", "check none.wasm", "check text.wasm",
-		"check small.yaml --twin window", "check small.yaml --legs pd", "check small.yaml --state none/state", "check one.wasm --state none/state",
+		"check small.yaml --twin window", "check small.yaml --legs pd", "check small.yaml --budget 0.000001", "check small.yaml --budget -1", "check small.yaml --state none/state", "check one.wasm --state none/state",
 		"check one.wasm --legs pod", "check two.wasm --twin one.wasm", "check one.wasm --twin windo",
 		"check one.wasm", "check ./two.wasm", "check one.bin", "check one.wasm#p", "check one.wasm#q", "check one.wasm --json", "check none.wasm --json",
 		"inspect", "inspect one.wasm", "inspect one.wasm --json", "inspect text.wasm", "inspect text.wasm --json", "inspect none.wasm", "inspect none.wasm --json", "inspect one-bin",

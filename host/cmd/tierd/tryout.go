@@ -54,6 +54,8 @@ type tryArgs struct {
 	legs        []string
 	seed        uint64
 	asJSON      bool
+	// budgetSeconds is the most that a deployment's check may take; 0 = no limit.
+	budgetSeconds float64
 }
 
 // tryPlugin judges the rules of a plugin and prints what was found. The error is one of
