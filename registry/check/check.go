@@ -95,6 +95,8 @@ type Options struct {
 	// Progress, when set, is called now and then, from any goroutine, with the work
 	// done so far and in all, in arbitrary units.
 	Progress func(done, total int)
+	// Begin, when set, is called as each stage begins, with the names of what it judges.
+	Begin func(stage string)
 }
 
 // A Report is the outcome of a run.
@@ -311,6 +313,9 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 	again := &stage{name: "pure, once more at the end", unit: rule, prompts: rules, block: 1, check: (*worker).again}
 	r.total += again.prompts.n
 	for _, s := range r.stages {
+		if r.options.Begin != nil {
+			r.options.Begin(s.name)
+		}
 		ce, err := r.stage(ctx, s)
 		if ce != nil && ce.Relation != "pure" || err != nil && ctx.Err() == nil && !clocked(err) { // is state the cause?
 			gap := r.gap
