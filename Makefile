@@ -74,7 +74,7 @@ test-go: need-gcc wasm
 test-e2e: wasm
 	go test -timeout 9m ./plugins/wasm -run Twins
 	go test -timeout 9m ./host/rules ./host/tryout ./plugins/zoo
-	go test -timeout 9m ./host/e2e
+	go test -timeout 20m ./host/e2e
 
 .PHONY: test-modules
 test-modules:
