@@ -47,40 +47,71 @@ func (w *worker) content(prompt uint64) (*Counterexample, error) {
 }
 
 // contentTexts returns the text lengths to judge: a little decoded, and enough that a
-// window of any parameter's size has moved on.
+// window of any parameter's size has moved on by a whole chunk of any group, or as much of
+// that as the domain has.
 func (w *worker) contentTexts(prompt uint64, draw *rng) []uint64 {
-	texts := w.texts(prompt, draw)
-	ct := w.model().Groups[0].ChunkTokens
+	texts, most := w.texts(prompt, draw), w.subject.MaxTokens
+	ct := uint64(0)
+	for g := range w.model().Groups {
+		ct = max(ct, w.model().Groups[g].ChunkTokens)
+	}
 	for g := range w.subject.Groups {
 		for _, p := range w.subject.Groups[g].Params {
-			if n := prompt + p + 2*ct; p < w.subject.MaxTokens && n <= w.subject.MaxTokens {
-				texts = append(texts, n)
+			if p < most && prompt+p < most {
+				texts = append(texts, min(prompt+p+2*ct, most))
 			}
 		}
 	}
 	return texts
 }
 
-// sameContent judges one token of a stored chunk: its query must read the same blocks
-// whether the prompt ended before it or goes on after it. Where the mask depends on the
-// prompt, the mask says what is read, and not what the rule says of it.
+// sameContent judges one token of a stored chunk of group g: the queries of its position
+// must read the same, in every group, whether the prompt ended before it or goes on after
+// it. In every group, because layers interleave: what a token's KV holds in one layer is
+// computed from what its queries read in all layers below, and those may be of any group.
 func (w *worker) sameContent(g int, prompt, text, n uint64, supply []abi.Bitmap) (*Counterexample, error) {
-	gr := &w.model().Groups[g]
 	w.count("content")
+	groups := w.model().Groups
+	for i := range groups {
+		h := (g + i) % len(groups) // its own group first
+		same, err := w.readsSame(h, h == g, prompt, text, n)
+		if err != nil {
+			return w.broken("content", prompt, err)
+		}
+		if same {
+			continue
+		}
+		why := "a chunk is stored whose KV is not what its key names: its queries read less, or more, than they would inside a longer prompt"
+		if h != g {
+			why = "a chunk is stored whose KV is not what its key names: it is computed from layers of group " + groups[h].Name +
+				", whose queries at its tokens read less, or more, than they would inside a longer prompt; keep such chunks out of the store, as the policy prompt-only does"
+		}
+		wrong := abi.NewBitmap(64 * len(supply[g]))
+		wrong.Set(int(n / groups[g].ChunkTokens))
+		ce := &Counterexample{PromptTokens: prompt, TextTokens: text}
+		return w.fail(ce, "content", g, why, row{"supply", supply}, row{"surplus", at(g, wrong)}), nil
+	}
+	return nil, nil
+}
+
+// readsSame reports whether the query at n in group g reads the same when the prompt ends
+// at prompt as when it goes on to the text's end. A mask that depends on the prompt says it
+// itself, to the token: what it leaves unread begins at the prompt's end. Of other masks the
+// rule is asked, in blocks, when the chunk is its own or no mask confirms what it says.
+func (w *worker) readsSame(g int, own bool, prompt, text, n uint64) (bool, error) {
+	gr := &w.model().Groups[g]
+	switch mask := w.subject.Groups[g].Manifest.Mask; {
+	case mask == abi.MaskPromptWindow:
+		return n <= prompt || w.reads[g](n, prompt, prompt) == w.reads[g](n, prompt, text+1), nil
+	case !own && mask != abi.MaskUnverified:
+		return true, nil
+	}
 	ask := func(prompt uint64) (abi.Bitmap, error) {
 		r := abi.Round{
 			BlockTokens: gr.BlockTokens, ChunkTokens: gr.BlockTokens, PromptTokens: prompt, StoredTokens: text,
 			ResumeTokens: n, AlignTokens: w.model().AlignTokens, Hi: uint32((n + gr.BlockTokens - 1) / gr.BlockTokens),
 		}
 		set := abi.NewBitmap(r.Chunks())
-		if w.subject.Groups[g].Manifest.Mask == abi.MaskPromptWindow {
-			for b := range uint64(r.Hi) {
-				if w.readsAny(g, n, b*gr.BlockTokens, min(n, (b+1)*gr.BlockTokens), prompt) {
-					set.Set(int(b))
-				}
-			}
-			return set, nil
-		}
 		err := gr.Rule.Need(r, set)
 		if errors.Is(err, abi.ErrNoResume) {
 			return nil, nil
@@ -92,18 +123,8 @@ func (w *worker) sameContent(g int, prompt, text, n uint64, supply []abi.Bitmap)
 	}
 	short, err := ask(prompt)
 	if err != nil {
-		return w.broken("content", prompt, err)
+		return false, err
 	}
 	long, err := ask(text + 1)
-	if err != nil {
-		return w.broken("content", prompt, err)
-	}
-	if short.Equal(long) {
-		return nil, nil
-	}
-	wrong := abi.NewBitmap(64 * len(supply[g]))
-	wrong.Set(int(n / gr.ChunkTokens))
-	ce := &Counterexample{PromptTokens: prompt, TextTokens: text}
-	return w.fail(ce, "content", g, "a chunk is stored whose KV is not what its key names: its queries read less, or more, than they would inside a longer prompt",
-		row{"supply", supply}, row{"surplus", at(g, wrong)}), nil
+	return err == nil && short.Equal(long), err
 }

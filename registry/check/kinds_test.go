@@ -7,6 +7,7 @@ import (
 	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/registry/check"
 	"github.com/tierd/tierd/specs"
+	"github.com/tierd/tierd/specs/policy"
 )
 
 func TestEveryKindIsAccepted(t *testing.T) {
@@ -22,8 +23,9 @@ func TestEveryKindIsAccepted(t *testing.T) {
 		"state, all saved":       subject(300, 48, nil, part{"a", specs.State(), []uint64{0}, 8, 1}, full(4, 3)),
 		"state, saved at stops":  subject(300, 48, nil, part{"a", specs.State(), []uint64{1}, 8, 1}, full(4, 3)),
 		"state without aligned":  subject(300, 0, nil, full(4, 4), part{"a", specs.State(), []uint64{1}, 32, 1}),
-		"rswa":                   subject(300, 24, nil, part{"a", specs.RSWA(), []uint64{20}, 4, 2}, full(4, 3)),
-		"rswa and a window":      subject(300, 24, nil, window(9, 0, 4, 2), part{"a", specs.RSWA(), []uint64{7}, 4, 3}),
+		"rswa":                   subject(300, 24, nil, part{"a", specs.RSWA(), []uint64{20}, 4, 2}),
+		"rswa and full":          subject(300, 24, []abi.Spec{policy.PromptOnly()}, part{"a", specs.RSWA(), []uint64{20}, 4, 2}, full(4, 3)),
+		"rswa and a window":      subject(300, 24, []abi.Spec{policy.PromptOnly()}, window(9, 0, 4, 2), part{"a", specs.RSWA(), []uint64{7}, 4, 3}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			rep := judge(t, s)
@@ -83,6 +85,37 @@ func TestWrongKinds(t *testing.T) {
 			require.Equal(t, c.relation, rep.Counterexample.Relation, rep.Counterexample.String())
 			require.Equal(t, "a", rep.Counterexample.Group)
 			golden(t, "kind-"+name, rep.Counterexample.String())
+		})
+	}
+}
+
+// unmasked is a spec whose manifest names no mask.
+type unmasked struct{ abi.Spec }
+
+func (u unmasked) Manifest() *abi.Manifest {
+	m := *u.Spec.Manifest()
+	m.Mask, m.MaskArgs = abi.MaskUnverified, nil
+	return &m
+}
+
+// TestContentOfAHybrid: beside a group that looks at the prompt's end, what is decoded is
+// not what its key names in any group.
+func TestContentOfAHybrid(t *testing.T) {
+	for name, c := range map[string]struct {
+		with part
+		rswa abi.Spec
+	}{
+		"full":           {full(4, 3), specs.RSWA()},
+		"window":         {window(9, 0, 4, 3), specs.RSWA()},
+		"full, unmasked": {full(4, 3), unmasked{specs.RSWA()}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			with := c.with
+			rep := judge(t, subject(300, 48, nil, with, part{"a", c.rswa, []uint64{20}, 8, 2}))
+			require.NotNil(t, rep.Counterexample)
+			require.Equal(t, "content", rep.Counterexample.Relation, rep.Counterexample.String())
+			require.Equal(t, with.name, rep.Counterexample.Group)
+			golden(t, "kind-rswa-beside-"+name, rep.Counterexample.String())
 		})
 	}
 }
