@@ -45,9 +45,10 @@ type Deployment struct {
 	Legs []string `yaml:"legs" json:"legs"`
 	// MaxStoreTokens caps what is stored of one request; 0 = no cap.
 	MaxStoreTokens uint64 `yaml:"max_store_tokens" json:"max_store_tokens"`
-	// Engine whose semantics are judged: tierd.
+	// Engine whose semantics are judged, one of Engines. Default: tierd, the only one that
+	// the daemon serves.
 	Engine string `yaml:"engine" json:"engine"`
-	// EngineParams of engines other than tierd.
+	// EngineParams of engines other than tierd; StockEngine has them all.
 	EngineParams map[string]any `yaml:"engine_params" json:"engine_params,omitempty"`
 
 	file string // its path, for messages and for rules given as paths
@@ -161,7 +162,7 @@ func (d *Deployment) defaults() {
 		d.Legs = []string{"pd", "probe"}
 	}
 	if d.Engine == "" {
-		d.Engine = "tierd"
+		d.Engine = EngineTierd
 	}
 	for i := range d.Groups {
 		g := &d.Groups[i]
@@ -205,15 +206,14 @@ func (d *Deployment) validate() error {
 		return fmt.Errorf("groups is empty; a model has at least one")
 	case len(d.Groups) > groupsMax:
 		return fmt.Errorf("groups has %d entries; at most %d are supported", len(d.Groups), groupsMax)
-	case d.Engine != "tierd":
-		return fmt.Errorf("engine is %q; this build judges \"tierd\"", d.Engine)
-	case len(d.EngineParams) > 0:
-		return fmt.Errorf("engine_params are given, but engine tierd takes none; remove them")
 	}
 	for i := range d.Groups {
 		if err := d.validateGroup(i); err != nil {
 			return err
 		}
+	}
+	if err := d.validateEngine(); err != nil {
+		return err
 	}
 	for i, p := range d.Policies {
 		if p.Rule == "" {

@@ -75,7 +75,8 @@ func TestRefusedFiles(t *testing.T) {
 		{"align_tokens: 128", "legs: [demand]", `d.yaml: legs has "demand", which this build does not have; use pd or probe`},
 		{"align_tokens: 128", "node_id: x", `d.yaml:4: unknown key "node_id"; known here: model, max_tokens, hash_tokens, align_tokens, groups, policies, roles, legs, max_store_tokens, engine, engine_params`},
 		{"align_tokens: 128", "legs: [pd, pd]", `d.yaml: legs has "pd" twice`},
-		{"align_tokens: 128", "engine: vllm-0.27", `d.yaml: engine is "vllm-0.27"; this build judges "tierd"`},
+		{"align_tokens: 128", "align_tokens: 128\nengine: vllm-0.27", "d.yaml: align_tokens is 128, but vllm-0.27 knows no such distance: it keeps the tails that its retention_interval and its full chunks name; set align_tokens to 0"},
+		{"align_tokens: 128", "engine: vllm-0.29", `d.yaml: engine is "vllm-0.29"; did you mean "vllm-0.27"? known: tierd, vllm-0.27, vllm-0.30`},
 		{"align_tokens: 128", "engine_params: {promotion: retry}", "d.yaml: engine_params are given, but engine tierd takes none; remove them"},
 		{"align_tokens: 128", "align_tokens: -1", `d.yaml:4: align_tokens is "-1"; it must be an integer of at least 0`},
 		{"name: full", "name: sliding", "d.yaml: group sliding: groups[0] and groups[1] have the same name"},
@@ -91,7 +92,7 @@ func TestRefusedFiles(t *testing.T) {
 		{good, "model: m\nmax_tokens: 5\n", "d.yaml: groups is empty; a model has at least one"},
 	} {
 		_, err := deploy.Parse("d.yaml", []byte(strings.Replace(good, c.old, c.new, 1)))
-		require.EqualError(t, err, c.want)
+		require.EqualError(t, err, c.want, c.new)
 	}
 	_, err := deploy.Load("does-not-exist.yaml")
 	require.EqualError(t, err, "deployment file: open does-not-exist.yaml: no such file or directory")
