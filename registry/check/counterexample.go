@@ -31,6 +31,9 @@ func (r Range) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
+// RangesOf returns a set as runs, in order.
+func RangesOf(b abi.Bitmap) []Range { return rangesOf(b) }
+
 func rangesOf(b abi.Bitmap) []Range {
 	out := []Range{}
 	for i := b.Next(0); i >= 0; {
@@ -80,10 +83,18 @@ type Counterexample struct {
 	Missing []Range `json:"missing"`
 	// Surplus chunks of the group: named, but by no right.
 	Surplus []Range `json:"surplus,omitempty"`
+	// Facts of the case that only its engine has, in the order in which they are drawn.
+	Facts []Fact `json:"facts,omitempty"`
 	// Twice is the call that relation pure refuses: one that was answered in two ways.
 	Twice *Twice `json:"twice,omitempty"`
 	// Groups holds every group's rows, for the drawing.
 	Groups []GroupRows `json:"groups,omitempty"`
+}
+
+// A Fact of a case is a name and what it was, such as "promotion" and "retry".
+type Fact struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
 }
 
 // GroupRows are the named chunk sets of one group.
@@ -114,34 +125,40 @@ func at(g int, b abi.Bitmap) []abi.Bitmap {
 
 // fail completes a counterexample of group g.
 func (w *worker) fail(ce *Counterexample, relation string, g int, why string, rows ...row) *Counterexample {
-	ce.Relation, ce.Group, ce.Why = relation, w.model().Groups[g].Name, why
-	ce.Supply, ce.Demand, ce.Missing = []Range{}, []Range{}, []Range{}
-	for i := range w.model().Groups {
-		gr := GroupRows{Name: w.model().Groups[i].Name, ChunkTokens: w.model().Groups[i].ChunkTokens}
+	ce.Relation, ce.Why = relation, why
+	groups := make([]GroupRows, len(w.model().Groups))
+	for i := range groups {
+		gr := &groups[i]
+		gr.Name, gr.ChunkTokens = w.model().Groups[i].Name, w.model().Groups[i].ChunkTokens
 		for _, r := range rows {
 			if i < len(r.sets) && r.sets[i] != nil {
 				gr.Rows = append(gr.Rows, RowOfRanges{r.name, rangesOf(r.sets[i])})
 			}
 		}
-		ce.Groups = append(ce.Groups, gr)
-		if i == g {
-			for _, r := range gr.Rows {
-				switch r.Name {
-				case "supply":
-					ce.Supply = r.Chunks
-				case "demand":
-					ce.Demand = r.Chunks
-				case "need":
-					ce.Need = r.Chunks
-				case "missing":
-					ce.Missing = r.Chunks
-				case "surplus":
-					ce.Surplus = r.Chunks
-				}
-			}
+	}
+	ce.SetRows(groups, g)
+	return ce
+}
+
+// SetRows gives a counterexample its groups' rows. Those of group g, whose chunks break the
+// relation, are its Supply, Demand, Need, Missing and Surplus.
+func (ce *Counterexample) SetRows(groups []GroupRows, g int) {
+	ce.Group, ce.Groups = groups[g].Name, groups
+	ce.Supply, ce.Demand, ce.Missing = []Range{}, []Range{}, []Range{}
+	for _, r := range groups[g].Rows {
+		switch r.Name {
+		case "supply":
+			ce.Supply = r.Chunks
+		case "demand":
+			ce.Demand = r.Chunks
+		case "need":
+			ce.Need = r.Chunks
+		case "missing":
+			ce.Missing = r.Chunks
+		case "surplus":
+			ce.Surplus = r.Chunks
 		}
 	}
-	return ce
 }
 
 // failAt completes a counterexample that is about one rule's answers, not about sets.
@@ -231,6 +248,9 @@ func (ce *Counterexample) String() string {
 		if f.show {
 			fmt.Fprintf(&b, "  %-24s %d tokens\n", f.name, f.v)
 		}
+	}
+	for _, f := range ce.Facts {
+		fmt.Fprintf(&b, "  %-24s %s\n", f.Name, f.Value)
 	}
 	if ce.States != "" {
 		fmt.Fprintf(&b, "  %-24s %s from chunk %d (M miss, H hit, P pending, R retry)\n", "lookup states", ce.States, ce.StatesFrom)
