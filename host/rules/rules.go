@@ -49,6 +49,9 @@ func (r *Registered) Close(ctx context.Context) error { return r.loader.Close(ct
 // rules, deployment and executable is kept. A refusal is a *registry.Refusal; any other
 // error means that there is no verdict.
 func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered, error) {
+	if err := served(d); err != nil {
+		return nil, err
+	}
 	po := plugins.Options{BaseDir: d.Dir(), Log: o.Log}
 	if o.Check.Seed == 0 {
 		o.Check.Seed = DefaultSeed

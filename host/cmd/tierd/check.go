@@ -39,8 +39,14 @@ const (
 // duration overflows.
 const budgetSecondsMax = 366 * 24 * 3600
 
+// checkArgs are the flags of tierd check.
+type checkArgs struct {
+	tryArgs
+	engineArgs
+}
+
 func checkCommand() *cobra.Command {
-	var a tryArgs
+	var a checkArgs
 	cmd := &cobra.Command{
 		Use:   "check DEPLOYMENT.yaml | PLUGIN.wasm[#RULE] | exec:./PLUGIN[#RULE]",
 		Short: "Judge a deployment, or the rules of a plugin: is every demand covered by the supply?",
@@ -53,6 +59,9 @@ from the manifest. What it accepts is likely right; a daemon still judges the de
 that it serves. With --twin it also compares the rule's answers with another
 implementation's.
 
+A deployment whose engine is a stock vLLM, or that --engine takes for one, is judged by the
+rules of that release: which chunks its consumers ask for and its producers never supply.
+
 Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 2 could not decide.`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -61,7 +70,7 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error { return runCheck(cmd, args[0], a) },
+		RunE: func(cmd *cobra.Command, args []string) error { return runCheck(cmd, args[0], &a) },
 	}
 	f := cmd.Flags()
 	f.BoolVar(&a.asJSON, "json", false, "print the verdict as JSON")
@@ -70,15 +79,18 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 	f.StringSliceVar(&a.legs, "legs", []string{"pd", "probe"}, "of a plugin: the legs that its deployments use")
 	f.StringVar(&a.twin, "twin", "", "of a plugin with one rule: another implementation, which must give the same answers")
 	f.Float64Var(&a.budgetSeconds, "budget", 0, "of a deployment: the most seconds that the check may take; when they are spent the verdict is undecided (0 = no limit)")
+	engineFlags(f, &a)
 	return cmd
 }
 
-func runCheck(cmd *cobra.Command, arg string, a tryArgs) error {
+func runCheck(cmd *cobra.Command, arg string, a *checkArgs) error {
 	ref, plugin := pluginRef(arg)
 	var err error
 	switch {
+	case plugin && a.engineGiven(cmd.Flags()) != "":
+		err = fmt.Errorf("--%s is for a deployment, and %s is taken for a plugin: a stock engine runs none", a.engineGiven(cmd.Flags()), arg)
 	case plugin:
-		err = tryPlugin(cmd.Context(), ref, a, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		err = tryPlugin(cmd.Context(), ref, a.tryArgs, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	case cmd.Flags().Changed("twin") || cmd.Flags().Changed("legs"):
 		err = fmt.Errorf("--twin and --legs are for a plugin, and %s is taken for a deployment file", arg)
 	default:
@@ -109,7 +121,7 @@ func isFile(arg string) error {
 	return nil
 }
 
-func checkDeployment(cmd *cobra.Command, path string, a tryArgs) error {
+func checkDeployment(cmd *cobra.Command, path string, a *checkArgs) error {
 	ctx := cmd.Context()
 	if a.budgetSeconds < 0 || a.budgetSeconds > budgetSecondsMax {
 		return fmt.Errorf("--budget is %v seconds; it must be 0 to %d", a.budgetSeconds, budgetSecondsMax)
@@ -119,7 +131,20 @@ func checkDeployment(cmd *cobra.Command, path string, a tryArgs) error {
 		ctx, cancel = context.WithTimeoutCause(ctx, time.Duration(a.budgetSeconds*float64(time.Second)), check.ErrBudget)
 		defer cancel()
 	}
-	v, err := judge(ctx, path, a.state, a.seed, cmd.ErrOrStderr())
+	d, err := deploy.Load(path)
+	if err != nil {
+		return err
+	}
+	at, err := a.engine(cmd.Flags(), d, false)
+	if err != nil {
+		return err
+	}
+	var v *registry.Verdict
+	if d.IsStock() {
+		v, err = judgeStock(ctx, d, at, cmd.ErrOrStderr())
+	} else {
+		v, err = judge(ctx, d, a.state, a.seed, cmd.ErrOrStderr())
+	}
 	if err != nil {
 		return err
 	}
@@ -145,13 +170,9 @@ func checkDeployment(cmd *cobra.Command, path string, a tryArgs) error {
 	return nil
 }
 
-// judge returns the verdict of a deployment file: accepted, refused, or undecided because
-// ctx ended by [check.ErrBudget].
-func judge(ctx context.Context, path, state string, seed uint64, progress io.Writer) (*registry.Verdict, error) {
-	d, err := deploy.Load(path)
-	if err != nil {
-		return nil, err
-	}
+// judge returns the verdict of a deployment of engine tierd: accepted, refused, or
+// undecided because ctx ended by [check.ErrBudget].
+func judge(ctx context.Context, d *deploy.Deployment, state string, seed uint64, progress io.Writer) (*registry.Verdict, error) {
 	if err := makeState(state); err != nil {
 		return nil, err
 	}
@@ -166,7 +187,7 @@ func judge(ctx context.Context, path, state string, seed uint64, progress io.Wri
 	case errors.As(err, &unjudged):
 		return unjudged.Verdict, nil
 	case err != nil && errors.Is(context.Cause(ctx), check.ErrBudget):
-		return nil, fmt.Errorf("%s: %w while its rules were being loaded; give --budget more seconds", path, check.ErrBudget)
+		return nil, fmt.Errorf("%s: %w while its rules were being loaded; give --budget more seconds", d.File(), check.ErrBudget)
 	case err != nil:
 		return nil, err
 	}
@@ -247,13 +268,16 @@ func printVerdict(w io.Writer, v *registry.Verdict) {
 		label = ""
 	}
 	var parts []string
-	for _, name := range check.Relations {
+	for _, name := range relationsOf(v) {
 		if n := v.Relations[name]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %d", name, n))
 		}
 	}
 	took := fmt.Sprintf("in %.1f s, and %.1f s to load the rules", v.Seconds, v.LoadSeconds)
-	if v.Reused {
+	switch {
+	case v.Engine != deploy.EngineTierd: // its rules are in this program
+		took = fmt.Sprintf("in %.1f s", v.Seconds)
+	case v.Reused:
 		took = "reused from an earlier check"
 	}
 	fmt.Fprintf(w, "  %-12s %d %s: %s\n", "cases", v.Cases, took, strings.Join(parts, ", "))

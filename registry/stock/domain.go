@@ -1,0 +1,148 @@
+package stock
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tierd/tierd/registry/check"
+	"github.com/tierd/tierd/registry/deploy"
+	"github.com/tierd/tierd/specs/vllm"
+)
+
+const (
+	// residuesMax is the largest period of which every length runs every relation: three
+	// periods of it are some 1,600 lengths, a second of work.
+	residuesMax = 512
+	// everyMax bounds the lengths of which each one runs covers and needs; it holds three
+	// periods of 8,192 tokens, the largest attention chunk of a published model.
+	everyMax = 1 << 15
+	// lastLengths is how many lengths next to the longest prompt are run when the period
+	// is longer than residuesMax: one length there costs a thousand short ones.
+	lastLengths = 64
+	// lengthsMax bounds all of the lengths. Only periods that no lengths of published
+	// blocks have lead to it.
+	lengthsMax = 1 << 16
+)
+
+// A domain is the prompt lengths of a deployment, or of two.
+type domain struct {
+	check.Domain
+	lengths []length
+	// head is the length up to which lengths are run without regard to the period, lead
+	// how much of it is there before the rules' answers repeat.
+	head, lead uint64
+}
+
+// A length of the domain. One that is an edge runs every relation, others run covers and
+// needs with the plainest cases.
+type length struct {
+	tokens uint64
+	edge   bool
+}
+
+func newDomain(maxTokens uint64, s []deploy.StockEngine, rules ...*vllm.Rules) domain {
+	d := domain{Domain: check.Domain{PromptTokens: maxTokens, PeriodTokens: 1}}
+	for _, r := range rules {
+		d.PeriodTokens = deploy.LCM(d.PeriodTokens, r.PeriodTokens())
+		d.lead = max(d.lead, leadTokens(r))
+	}
+	d.head = min(maxTokens, d.lead+3*min(d.PeriodTokens, maxTokens))
+	d.EdgeExhaustive = d.PeriodTokens <= residuesMax
+	set := map[uint64]bool{} // length: is an edge
+	for n := uint64(1); n <= d.head && len(set) < lengthsMax; n++ {
+		if edge := d.EdgeExhaustive || isEdge(n, rules); edge || n <= everyMax {
+			set[n] = edge
+		}
+	}
+	around := func(n, by uint64) {
+		for k := n - min(n, by); k <= n+by; k++ {
+			if k >= 1 && k <= maxTokens {
+				set[k] = true
+			}
+		}
+	}
+	last := uint64(lastLengths)
+	if d.EdgeExhaustive {
+		last = d.PeriodTokens
+	}
+	around(maxTokens, last-1)
+	for _, e := range s { // what a limit changes shows within a chunk behind it
+		for _, cap := range []*uint64{e.MaxOffload, e.MaxLoad} {
+			if cap != nil && *cap <= maxTokens {
+				around(*cap, 2*largestChunk(rules[0])+1)
+			}
+		}
+	}
+	for n, edge := range set {
+		d.lengths = append(d.lengths, length{n, edge})
+		if edge {
+			d.EdgeLengths++
+		}
+	}
+	slices.SortFunc(d.lengths, func(a, b length) int { return int(a.tokens) - int(b.tokens) })
+	d.EdgesFound = d.EdgeLengths
+	d.Sweep, d.Edges = []string{"covers", "needs"}, []string{"schedule", "warm", "states"}
+	for _, e := range s {
+		if e.SharedWrites && !slices.Contains(d.Edges, "cascade") {
+			d.Edges = append(d.Edges, "cascade")
+		}
+		if (e.MaxOffload != nil || e.MaxLoad != nil || e.TurnTokens > 0) && !slices.Contains(d.Edges, "caps") {
+			d.Edges = append(d.Edges, "caps")
+		}
+	}
+	return d
+}
+
+// leadTokens is beyond the longest window, so that it begins inside the prompt, by the
+// chunks that the ends of hits are rounded by, a drafter's, and one that is too many.
+func leadTokens(r *vllm.Rules) (lead uint64) {
+	for _, g := range r.Config().Groups {
+		lead = max(lead, g.WindowTokens+g.ExtraTokens)
+	}
+	return lead + 5*largestChunk(r)
+}
+
+func largestChunk(r *vllm.Rules) (chunk uint64) {
+	for i := range r.Config().Groups {
+		chunk = max(chunk, r.ChunkTokens(i))
+	}
+	return chunk
+}
+
+// isEdge reports whether a length is next to a block's edge, or its window's begin is.
+func isEdge(n uint64, rules []*vllm.Rules) bool {
+	for _, r := range rules {
+		for _, g := range r.Config().Groups {
+			b := g.BlockTokens
+			if near(n, b) || n > g.WindowTokens+g.ExtraTokens && g.WindowTokens > 0 && near(n-g.WindowTokens-g.ExtraTokens, b) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func near(n, block uint64) bool { r := n % block; return r <= 1 || r == block-1 }
+
+// lines says the domain in words.
+func (d *domain) lines() []string {
+	n := len(d.lengths)
+	every := min(d.head, everyMax)
+	var out []string
+	switch {
+	case d.head >= d.PromptTokens && every >= d.PromptTokens:
+		out = append(out, fmt.Sprintf("every prompt length from 1 to %d: %s", d.PromptTokens, strings.Join(d.Sweep, ", ")))
+	default:
+		out = append(out, fmt.Sprintf("every prompt length from 1 to %d, and those next to %d, %d in all: %s", every, d.PromptTokens, n, strings.Join(d.Sweep, ", ")))
+	}
+	where := "all of these"
+	if !d.EdgeExhaustive {
+		where = "those next to the edge of a block or of a window's begin"
+	}
+	out = append(out, fmt.Sprintf("%d of them, %s: %s", d.EdgeLengths, where, strings.Join(d.Edges, ", ")))
+	if d.head < d.PromptTokens {
+		out = append(out, fmt.Sprintf("longer prompts repeat these: the rules' answers go by a period of %d tokens from %d on, as the tests of this check establish over drawn configurations", d.PeriodTokens, d.lead))
+	}
+	return out
+}
