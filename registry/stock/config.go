@@ -20,6 +20,9 @@ var kinds = map[string]vllm.Kind{
 // parameters are read as those of tierd's own rule of that name, with one mode more: a
 // state may be of mode none.
 func Config(d *deploy.Deployment) (vllm.Config, error) {
+	if !d.IsStock() {
+		return vllm.Config{}, fmt.Errorf("%s: engine is %s, whose rules package registry judges", d.File(), d.Engine)
+	}
 	s, err := d.Stock()
 	if err != nil {
 		return vllm.Config{}, fmt.Errorf("%s: %w", d.File(), err)

@@ -41,8 +41,9 @@ type length struct {
 	edge   bool
 }
 
-func newDomain(maxTokens uint64, s []deploy.StockEngine, rules ...*vllm.Rules) domain {
-	d := domain{Domain: check.Domain{PromptTokens: maxTokens, PeriodTokens: 1}}
+// newDomain returns an error when the lengths to run are too many.
+func newDomain(maxTokens uint64, s []deploy.StockEngine, rules ...*vllm.Rules) (*domain, error) {
+	d := &domain{Domain: check.Domain{PromptTokens: maxTokens, PeriodTokens: 1}}
 	for _, r := range rules {
 		d.PeriodTokens = deploy.LCM(d.PeriodTokens, r.PeriodTokens())
 		d.lead = max(d.lead, leadTokens(r))
@@ -50,9 +51,12 @@ func newDomain(maxTokens uint64, s []deploy.StockEngine, rules ...*vllm.Rules) d
 	d.head = min(maxTokens, d.lead+3*min(d.PeriodTokens, maxTokens))
 	d.EdgeExhaustive = d.PeriodTokens <= residuesMax
 	set := map[uint64]bool{} // length: is an edge
-	for n := uint64(1); n <= d.head && len(set) < lengthsMax; n++ {
+	for n := uint64(1); n <= d.head; n++ {
 		if edge := d.EdgeExhaustive || isEdge(n, rules); edge || n <= everyMax {
 			set[n] = edge
+		}
+		if len(set) > lengthsMax {
+			return nil, fmt.Errorf("the answers of these rules go by a period of %d tokens, so that more than %d prompt lengths would have to be run; give the groups blocks with a smaller common multiple, or lower max_tokens", d.PeriodTokens, lengthsMax)
 		}
 	}
 	around := func(n, by uint64) {
@@ -91,7 +95,7 @@ func newDomain(maxTokens uint64, s []deploy.StockEngine, rules ...*vllm.Rules) d
 			d.Edges = append(d.Edges, "caps")
 		}
 	}
-	return d
+	return d, nil
 }
 
 // leadTokens is beyond the longest window, so that it begins inside the prompt, by the
@@ -127,22 +131,21 @@ func near(n, block uint64) bool { r := n % block; return r <= 1 || r == block-1 
 
 // lines says the domain in words.
 func (d *domain) lines() []string {
-	n := len(d.lengths)
-	every := min(d.head, everyMax)
-	var out []string
-	switch {
-	case d.head >= d.PromptTokens && every >= d.PromptTokens:
-		out = append(out, fmt.Sprintf("every prompt length from 1 to %d: %s", d.PromptTokens, strings.Join(d.Sweep, ", ")))
-	default:
-		out = append(out, fmt.Sprintf("every prompt length from 1 to %d, and those next to %d, %d in all: %s", every, d.PromptTokens, n, strings.Join(d.Sweep, ", ")))
+	which := fmt.Sprintf("every prompt length from 1 to %d", min(d.head, everyMax))
+	if d.head > everyMax {
+		which += fmt.Sprintf(", to %d those next to an edge", d.head)
 	}
-	where := "all of these"
-	if !d.EdgeExhaustive {
-		where = "those next to the edge of a block or of a window's begin"
-	}
-	out = append(out, fmt.Sprintf("%d of them, %s: %s", d.EdgeLengths, where, strings.Join(d.Edges, ", ")))
 	if d.head < d.PromptTokens {
-		out = append(out, fmt.Sprintf("longer prompts repeat these: the rules' answers go by a period of %d tokens from %d on, as the tests of this check establish over drawn configurations", d.PeriodTokens, d.lead))
+		which += fmt.Sprintf(", and those next to %d", d.PromptTokens)
+	}
+	out := []string{fmt.Sprintf("%s, %d in all: %s", which, len(d.lengths), strings.Join(d.Sweep, ", "))}
+	where := "all of them"
+	if !d.EdgeExhaustive {
+		where = fmt.Sprintf("the %d next to an edge of a block, counted from the prompt's begin or from a window's", d.EdgeLengths)
+	}
+	out = append(out, fmt.Sprintf("%s: %s", where, strings.Join(d.Edges, ", ")))
+	if d.head < d.PromptTokens {
+		out = append(out, fmt.Sprintf("longer prompts repeat these: the rules' answers go by a period of %d tokens from %d on, which the tests of this check establish over drawn configurations", d.PeriodTokens, d.lead))
 	}
 	return out
 }

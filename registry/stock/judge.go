@@ -80,11 +80,16 @@ func verdict(ctx context.Context, d, against *deploy.Deployment, directions []di
 		maxTokens = min(maxTokens, against.MaxTokens)
 	}
 	for i, dir := range directions {
-		r := newRun(dir, maxTokens, o)
+		r, err := newRun(dir, maxTokens, o)
+		if err != nil {
+			return nil, fmt.Errorf("check deployment %s: %w", d.Model, err)
+		}
 		if i == 0 {
 			v.Domain, v.DomainText = r.domain.Domain, r.text(o.At)
+		} else {
+			v.DomainText = append(v.DomainText, "the same, the other way round")
 		}
-		err := r.all(ctx)
+		err = r.all(ctx)
 		for name, n := range r.counts() {
 			v.Relations[name] += n
 			v.Cases += n
@@ -152,7 +157,7 @@ func pairSide(d *deploy.Deployment, s *side, checker string) *registry.Side {
 type run struct {
 	direction
 	options Options
-	domain  domain
+	domain  *domain
 	tallies []map[string]uint64 // per worker: cases per relation
 	found   *check.Counterexample
 	gap     bool // a stage left lengths out
@@ -160,13 +165,15 @@ type run struct {
 	states  int  // and those that have run states
 }
 
-func newRun(dir direction, maxTokens uint64, o Options) *run {
+func newRun(dir direction, maxTokens uint64, o Options) (*run, error) {
 	r := &run{direction: dir, options: o}
-	r.domain = newDomain(maxTokens, []deploy.StockEngine{dir.producer.engine, dir.consumer.engine}, dir.producer.rules, dir.consumer.rules)
 	if at := o.At; at != nil {
-		r.domain.lengths = []length{{at.Prompt, true}}
+		r.domain = &domain{Domain: check.Domain{PromptTokens: at.Prompt, PeriodTokens: dir.producer.rules.PeriodTokens(), EdgeLengths: 1, EdgesFound: 1}, lengths: []length{{at.Prompt, true}}}
+		return r, nil
 	}
-	return r
+	var err error
+	r.domain, err = newDomain(maxTokens, []deploy.StockEngine{dir.producer.engine, dir.consumer.engine}, dir.producer.rules, dir.consumer.rules)
+	return r, err
 }
 
 // all runs the holes' relations over every length, and then states.
@@ -234,8 +241,11 @@ func (r *run) reached() (lines []string) {
 
 // text says the domain: what was run, and what no case of it is about.
 func (r *run) text(at *At) []string {
-	c := r.producer.rules.Config()
-	lines := []string{"leg pd of " + c.String()}
+	p, c := r.producer.rules.Config(), r.consumer.rules.Config()
+	lines := []string{"leg pd of " + p.String()}
+	if r.producer != r.consumer {
+		lines = []string{"leg pd, a producer of " + p.String(), "a consumer of " + c.String()}
+	}
 	if at != nil {
 		return append(lines, fmt.Sprintf("one case alone, given by hand: prompt %d", at.Prompt))
 	}
@@ -245,7 +255,7 @@ func (r *run) text(at *At) []string {
 	if !r.producer.engine.SharedWrites {
 		not += ", two requests that store one prefix at a time (shared_writes)"
 	}
-	if r.producer.engine.TurnTokens == 0 {
+	if r.consumer.engine.TurnTokens == 0 {
 		not += ", a consumer whose request is longer than the producer's prompt (turn_tokens)"
 	}
 	return append(lines, not)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/deploy"
 )
 
 // Each command of examples/vllm/README.md ends as the table says.
@@ -150,4 +151,34 @@ func TestServeRefusesAStockEngine(t *testing.T) {
 	_, errOut, status := command(t, "", "serve", "-c", "node.yaml")
 	require.Equal(t, exitUsage, status)
 	require.Contains(t, errOut, "stock.yaml: engine is vllm-0.30, whose own rules run inside the engine: tierd check judges them, and no daemon serves them. Write engine: tierd, with align_tokens and policies, for what tierd is to serve")
+}
+
+// What the README shows of a stock engine's check is what the command prints.
+func TestReadmeShowsAStockCheck(t *testing.T) {
+	t.Chdir(filepath.Join("..", "..", ".."))
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	line := regexp.MustCompile(`(?m)^    \$ tierd (check examples/vllm/.*)$`).FindStringSubmatch(string(readme))
+	require.NotNil(t, line)
+	out, _, status := command(t, "", strings.Fields(line[1])...)
+	require.Equal(t, exitRefused, status)
+	out, _, found := strings.Cut(out, "\n\n  rules ")
+	require.True(t, found, out)
+	shown := ""
+	for l := range strings.Lines(out + "\n") {
+		if l != "\n" {
+			l = "    " + l
+		}
+		shown += l
+	}
+	require.Contains(t, string(readme), line[0]+"\n"+shown)
+	// Each key of the table is one that a deployment may say.
+	_, table, _ := strings.Cut(string(readme), "\n| `promotion` |")
+	table, _, _ = strings.Cut("| `promotion` |"+table, "\n\n")
+	keys := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(table, -1)
+	require.Len(t, keys, 9)
+	for _, key := range keys {
+		_, err := deploy.Parse("d.yaml", []byte(stockFile(key[1]+": x", "full 16 params: {}")))
+		require.ErrorContains(t, err, "engine_params."+key[1]+" is x;", "a wrong value of a known key")
+	}
 }
