@@ -156,6 +156,9 @@ func pairSide(d *deploy.Deployment, s *side, checker string) *registry.Side {
 // A run is the check of one direction.
 type run struct {
 	direction
+	// supply and demand run one side of a case: the producer's and the consumer's rules.
+	supply  func(vllm.Case) ([]abi.Bitmap, error)
+	demand  func(vllm.Ask, vllm.Tiers) (vllm.Demand, error)
 	options Options
 	domain  *domain
 	tallies []map[string]uint64 // per worker: cases per relation
@@ -166,7 +169,7 @@ type run struct {
 }
 
 func newRun(dir direction, maxTokens uint64, o Options) (*run, error) {
-	r := &run{direction: dir, options: o}
+	r := &run{direction: dir, supply: dir.producer.rules.Supply, demand: dir.consumer.rules.Demand, options: o}
 	if at := o.At; at != nil {
 		r.domain = &domain{Domain: check.Domain{PromptTokens: at.Prompt, PeriodTokens: dir.producer.rules.PeriodTokens(), EdgeLengths: 1, EdgesFound: 1}, lengths: []length{{at.Prompt, true}}}
 		return r, nil
@@ -319,12 +322,12 @@ func (r *run) length(l length, tally map[string]uint64) (*check.Counterexample, 
 	demands := make([]vllm.Demand, len(consumers))
 	var err error
 	for i := range producers {
-		if supplies[i], err = r.producer.rules.Supply(producers[i].Case); err != nil {
+		if supplies[i], err = r.supply(producers[i].Case); err != nil {
 			return nil, err
 		}
 	}
 	for i := range consumers {
-		if demands[i], err = r.consumer.rules.Demand(consumers[i].Ask, consumers[i].Tiers); err != nil {
+		if demands[i], err = r.demand(consumers[i].Ask, consumers[i].Tiers); err != nil {
 			return nil, err
 		}
 	}
@@ -397,7 +400,7 @@ func (r *run) width(l length, tally map[string]uint64) (*check.Counterexample, e
 		if !c.plain {
 			continue
 		}
-		d, err := r.consumer.rules.Demand(c.Ask, c.Tiers)
+		d, err := r.demand(c.Ask, c.Tiers)
 		if err != nil {
 			return nil, err
 		}

@@ -97,6 +97,7 @@ var rows = []row{
 	{"row 12, align", "vllm-0.27", asLeg, []string{"full:16", "state:16 {mode: align}"}, "covers", 32},
 	{"row 13", "vllm-0.30", asLeg + ", retention_interval: 32", []string{"full:16", "window:4 {window: 8}"}, "covers", 48},
 	{"row 16", "vllm-0.30", asLeg + ", max_load_tokens: 24", []string{"full:16", "window:4 {window: 8}"}, "covers", 32},
+	{"row 16, a cap that is never reached", "vllm-0.30", dense + ", max_load_tokens: 1048576", []string{"full:16", "window:4 {window: 8}"}, "caps", 32},
 	{"policy gate", "vllm-0.27", "promotion: pending", []string{"full:128"}, "warm", 128},
 	{"policy gate, 0.30", "vllm-0.30", "promotion: pending", []string{"full:16"}, "warm", 16},
 	{"load not looked up", "vllm-0.27", asLeg, []string{"full:12", "window:8 {window: 8}"}, "needs", 16},
