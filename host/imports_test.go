@@ -37,17 +37,28 @@ var mayImport = map[string][]string{
 	"registry":        {"abi", "registry/plan", "registry/check", "registry/deploy"},
 	// A stock engine's rules are judged in its verdict's form, and its groups' parameters are
 	// those of the rules that ship: nothing of either is opened from a plugin.
-	"registry/stock": {"abi", "specs", "registry"},
-	"plugins":        {"abi", "specs"},
-	"gpu":            {},
-	"host":           {"abi", "specs", "registry", "plugins", "gpu"},
-	"examples":       {"abi"},
+	"registry/stock":    {"abi", "specs", "registry"},
+	"plugins":           {"abi", "specs"},
+	"gpu":               {},
+	"host":              {"abi", "specs", "registry", "plugins", "gpu"},
+	"examples":          {"abi"},
+	"abi":               {},
+	"specs":             {"abi"},
+	"registry/plan":     {"abi"},
+	"registry/deploy":   {"abi"},
+	"registry/hfconfig": {"registry/deploy"},
+	"registry/check":    {"abi", "registry/plan", "registry/deploy"},
+	"registry":          {"abi", "registry/plan", "registry/check", "registry/deploy"},
+	"plugins":           {"abi", "specs"},
+	"gpu":               {},
+	"host":              {"abi", "specs", "registry", "plugins", "gpu"},
+	"examples":          {"abi"},
 }
 
 // stdlibOnly are directories that import nothing from other modules; grpcToo are those
 // below them that are the subprocess ABI, which no other code below them imports.
 var (
-	stdlibOnly = []string{"abi", "specs", "registry/plan", "registry/check", "examples"}
+	stdlibOnly = []string{"abi", "specs", "registry/plan", "registry/check", "registry/hfconfig", "examples"}
 	grpcToo    = []string{"abi/kvpb", "abi/serve"}
 )
 
