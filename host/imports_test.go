@@ -38,17 +38,8 @@ var mayImport = map[string][]string{
 	// A stock engine's rules are judged in its verdict's form, and its groups' parameters are
 	// those of the rules that ship: nothing of either is opened from a plugin.
 	"registry/stock":    {"abi", "specs", "registry"},
-	"plugins":           {"abi", "specs"},
-	"gpu":               {},
-	"host":              {"abi", "specs", "registry", "plugins", "gpu"},
-	"examples":          {"abi"},
-	"abi":               {},
-	"specs":             {"abi"},
-	"registry/plan":     {"abi"},
-	"registry/deploy":   {"abi"},
+	// What is derived from a model's configuration is a deployment, and no more.
 	"registry/hfconfig": {"registry/deploy"},
-	"registry/check":    {"abi", "registry/plan", "registry/deploy"},
-	"registry":          {"abi", "registry/plan", "registry/check", "registry/deploy"},
 	"plugins":           {"abi", "specs"},
 	"gpu":               {},
 	"host":              {"abi", "specs", "registry", "plugins", "gpu"},

@@ -43,12 +43,13 @@ const budgetSecondsMax = 366 * 24 * 3600
 type checkArgs struct {
 	tryArgs
 	engineArgs
+	modelArgs
 }
 
 func checkCommand() *cobra.Command {
 	var a checkArgs
 	cmd := &cobra.Command{
-		Use:   "check DEPLOYMENT.yaml | PLUGIN.wasm[#RULE] | exec:./PLUGIN[#RULE]",
+		Use:   "check DEPLOYMENT.yaml | PLUGIN.wasm[#RULE] | exec:./PLUGIN[#RULE] | --model CONFIG.json --block N",
 		Short: "Judge a deployment, or the rules of a plugin: is every demand covered by the supply?",
 		Long: `Check opens the rules that a deployment names and runs their supply against their
 demand over the deployment's whole domain, with the planner that the daemon runs.
@@ -62,31 +63,47 @@ implementation's.
 A deployment whose engine is a stock vLLM, or that --engine takes for one, is judged by the
 rules of that release: which chunks its consumers ask for and its producers never supply.
 
+With --model it derives the deployment from the config.json of a Hugging Face model, and
+judges that; --print-deployment shows it, as a file to keep.
+
 Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 2 could not decide.`,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("model") {
+				if len(args) > 0 {
+					return fmt.Errorf("%s is given besides --model; one thing is judged at a time", args[0])
+				}
+				return nil
+			}
 			if len(args) != 1 {
 				return fmt.Errorf("%d files given; give one deployment file or plugin, as in: tierd check deployment.yaml", len(args))
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error { return runCheck(cmd, args[0], &a) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runCheck(cmd, strings.Join(append(args, a.model), ""), &a)
+		},
 	}
 	f := cmd.Flags()
 	f.BoolVar(&a.asJSON, "json", false, "print the verdict as JSON")
 	f.StringVar(&a.state, "state", "", stateUsage)
 	f.Uint64Var(&a.seed, "seed", rules.DefaultSeed, "seed of the drawn cases, and of a plugin's drawn parameters")
-	f.StringSliceVar(&a.legs, "legs", []string{"pd", "probe"}, "of a plugin: the legs that its deployments use")
+	f.StringSliceVar(&a.legs, "legs", []string{"pd", "probe"}, "of a plugin or a model: the legs that its deployments use")
 	f.StringVar(&a.twin, "twin", "", "of a plugin with one rule: another implementation, which must give the same answers")
 	f.Float64Var(&a.budgetSeconds, "budget", 0, "of a deployment: the most seconds that the check may take; when they are spent the verdict is undecided (0 = no limit)")
 	engineFlags(f, &a)
+	modelFlags(f, &a)
 	return cmd
 }
 
+// runCheck judges what arg names: a file, a plugin, or what --model names.
 func runCheck(cmd *cobra.Command, arg string, a *checkArgs) error {
 	ref, plugin := pluginRef(arg)
-	var err error
+	err := modelUse(cmd.Flags(), a)
 	switch {
+	case err != nil:
+	case a.model != "":
+		err = checkDeployment(cmd, arg, a)
 	case plugin && a.engineGiven(cmd.Flags()) != "":
 		err = fmt.Errorf("--%s is for a deployment, and %s is taken for a plugin: a stock engine runs none", a.engineGiven(cmd.Flags()), arg)
 	case plugin:
@@ -121,6 +138,7 @@ func isFile(arg string) error {
 	return nil
 }
 
+// checkDeployment judges a deployment file, or the deployment that is derived from a model.
 func checkDeployment(cmd *cobra.Command, path string, a *checkArgs) error {
 	ctx := cmd.Context()
 	if a.budgetSeconds < 0 || a.budgetSeconds > budgetSecondsMax {
@@ -131,13 +149,18 @@ func checkDeployment(cmd *cobra.Command, path string, a *checkArgs) error {
 		ctx, cancel = context.WithTimeoutCause(ctx, time.Duration(a.budgetSeconds*float64(time.Second)), check.ErrBudget)
 		defer cancel()
 	}
-	d, err := deploy.Load(path)
+	d, derived, err := deployment(cmd, path, a)
 	if err != nil {
 		return err
 	}
-	at, err := a.engine(cmd.Flags(), d, false)
+	at, err := a.engine(cmd.Flags(), d, derived != nil)
 	if err != nil {
 		return err
+	}
+	if a.printDeployment {
+		if err := printDerived(cmd, derived); err != nil {
+			return err
+		}
 	}
 	var v *registry.Verdict
 	if d.IsStock() {
