@@ -7,6 +7,8 @@
 //	exec:./path             the same, when the program serves one rule only
 //	oci:ref@digest#name     an OCI artifact; this build does not open it yet
 //
+// cross and encoder are refused by name: no KV of theirs belongs to a prefix.
+//
 // Every reference ends in an abi.Spec and the digest of the bytes that serve it: of the
 // module, or of the program's file. What the rule does is not judged here: that is the
 // registry's work.
@@ -41,6 +43,13 @@ const Shipped = "shipped"
 // ErrUnsupported is wrapped by the error for a kind of reference that this build does
 // not open.
 var ErrUnsupported = errors.New("not supported by this build")
+
+// ErrNotPrefixCacheable is wrapped by the error for the names of two kinds of attention for
+// which there can be no rule.
+var ErrNotPrefixCacheable = errors.New("not prefix-cacheable")
+
+// notCacheable are their names.
+var notCacheable = map[string]bool{"cross": true, "encoder": true}
 
 // Options says where references point and how modules run. The zero value resolves
 // paths against the working directory and keeps no compiled code.
@@ -164,6 +173,10 @@ func (l *Loader) openShipped(ctx context.Context, name string) (*Plugin, error) 
 		if s.Manifest().Name == name {
 			return &Plugin{Spec: s, Digest: m.Digest(), Source: Shipped}, nil
 		}
+	}
+	if notCacheable[name] {
+		return nil, fmt.Errorf("rule %s: %w: what such a layer keeps belongs to the whole input of an encoder, not to a prefix of the text; "+
+			"leave the group out, or compute it again", name, ErrNotPrefixCacheable)
 	}
 	names := ruleNames(m.Specs())
 	return nil, fmt.Errorf("rule %s: no shipped rule has this name; %sShipped: %s", name, didYouMean(name, names), strings.Join(names, ", "))

@@ -128,6 +128,8 @@ func TestReferencesThatDoNotOpen(t *testing.T) {
 		"exec:./p#x":       "rule exec:./p#x: there is no file " + at("p") + "; build the program first, or correct the path, which is relative to the deployment file",
 		"exec:./#x":        "rule exec:./#x: " + dir + " is not a regular file",
 		"exec:./text.wasm": "rule exec:./text.wasm: " + at("text.wasm") + " has the mode -rw-r--r-- and cannot be run; chmod +x it",
+		"cross":            "rule cross: not prefix-cacheable: what such a layer keeps belongs to the whole input of an encoder, not to a prefix of the text; leave the group out, or compute it again",
+		"encoder":          "rule encoder: not prefix-cacheable: what such a layer keeps belongs to the whole input of an encoder, not to a prefix of the text; leave the group out, or compute it again",
 		"windo":            "rule windo: no shipped rule has this name; did you mean window? Shipped: " + shippedNames(),
 		"chunklevel":       "rule chunklevel: no shipped rule has this name; did you mean chunk-level? Shipped: " + shippedNames(),
 		"x.wasm":           "rule x.wasm: not a shipped name; a path starts with ./, ../ or /, as in ./file.wasm#name",

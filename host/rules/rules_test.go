@@ -122,6 +122,8 @@ func TestWhatCannotBeOpened(t *testing.T) {
 	state := t.TempDir()
 	for _, c := range []struct{ window, policy, want string }{
 		{"windov", "request-level", "group sliding: rule windov: no shipped rule has this name; did you mean window?"},
+		{"cross", "request-level", "d.yaml: group sliding: rule cross: not prefix-cacheable: what such a layer keeps belongs to the whole input of an encoder, not to a prefix of the text; leave the group out, or compute it again"},
+		{"encoder", "request-level", "d.yaml: group sliding: rule encoder: not prefix-cacheable: "},
 		{"request-level", "request-level", "group sliding: rule request-level is a policy; a spec is needed here"},
 		{"window", "full", "policies[0]: rule full is a spec; a policy is needed here"},
 		{"full", "request-level", `group sliding: rule full takes no parameters, but "window" is given`},
