@@ -116,6 +116,10 @@ fuzz: ## run each fuzz test for FUZZTIME (10s)
 soak: ## play SEEDS (50) random deployments end to end, from seed SEED (1), under the race detector
 	go test -race -timeout 60m ./host -run TestDrawnDeployments -seed $(SEED) -seeds $(SEEDS)
 
+.PHONY: check-models
+check-models: build ## judge every model of examples/models over its whole length (20 minutes)
+	TIERD=$(CURDIR)/$(TIERD) sh examples/models/check.sh
+
 .PHONY: bench
 bench: ## run the benchmarks
 	go test -run '^$$' -bench . -benchmem ./...
