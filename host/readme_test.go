@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/tierd/tierd/registry/hfconfig"
 )
 
 // readme returns the README, and a fenced block of it in the given language.
@@ -35,6 +36,20 @@ func TestReadmeShowsTheDeployment(t *testing.T) {
 	example, err := os.ReadFile(filepath.Join(root(t), "examples", "window-go", "deployment.yaml"))
 	require.NoError(t, err)
 	require.Equal(t, string(example), deployment)
+}
+
+// What the README shows of a derived deployment is what its command prints.
+func TestReadmeShowsTheModel(t *testing.T) {
+	const file = "examples/models/gpt-oss-120b.json"
+	text, _ := readme(t, "go")
+	require.Contains(t, text, "\n    tierd check --model "+file+" --block 16 --print-deployment\n")
+	config, err := os.ReadFile(filepath.Join(root(t), file))
+	require.NoError(t, err)
+	d, err := hfconfig.Derive(file, config, hfconfig.Options{Model: "gpt-oss-120b", BlockTokens: 16})
+	require.NoError(t, err)
+	first, _, found := strings.Cut(string(d.YAML()), "\n  # 18 of 36 layers are full_attention")
+	require.True(t, found)
+	require.Contains(t, text, "\n\n    "+strings.ReplaceAll(first, "\n", "\n    ")+"\n      ...\n")
 }
 
 // Every file that the README names exists.

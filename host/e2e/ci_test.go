@@ -39,7 +39,9 @@ func newJob(t *testing.T) *job {
 	require.NoError(t, os.WriteFile(filepath.Join(j.dir, "deployment.yaml"), []byte(goodDeployment), 0o600))
 	refused, err := os.ReadFile(demo("refused/chunk-level-producer.yaml"))
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(j.dir, "deployment-refused.yaml"), refused, 0o600))
+	short := strings.Replace(string(refused), "max_tokens: 131072", "max_tokens: 600", 1) // sooner refused
+	require.NotEqual(t, string(refused), short)
+	require.NoError(t, os.WriteFile(filepath.Join(j.dir, "deployment-refused.yaml"), []byte(short), 0o600))
 	return j
 }
 
