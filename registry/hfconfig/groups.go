@@ -145,32 +145,8 @@ func (g *grouper) state(gr deploy.Group, k kind, l *layers) deploy.Group {
 		heads: "so that a block has as many values; see above", dim: "the same"}
 	gr.Rule, gr.Params = "state", map[string]any{"mode": "align"}
 	gr.BlockTokens, gr.ChunkBlocks = gr.BlockTokens*gr.ChunkBlocks, 1
-	var values uint64
-	var sum string
-	switch k {
-	case linear:
-		gr.Name = "linear"
-		heads, keyHeads := g.must("linear_num_value_heads", dimMax, ""), g.must("linear_num_key_heads", dimMax, "")
-		key, value := g.must("linear_key_head_dim", dimMax, ""), g.must("linear_value_head_dim", dimMax, "")
-		kernel := g.must("linear_conv_kernel_dim", dimMax, "")
-		channels := 2*keyHeads*key + heads*value
-		values = product(heads, key, value) + product(kernel-min(kernel, 1), channels)
-		sum = fmt.Sprintf("linear_num_value_heads %d x linear_key_head_dim %d x linear_value_head_dim %d, and the last %d inputs of a convolution over %d channels",
-			heads, key, value, kernel-min(kernel, 1), channels)
-	case mamba:
-		gr.Name = "mamba"
-		heads, dim, size := g.must("mamba_num_heads", dimMax, ""), g.must("mamba_head_dim", dimMax, ""), g.must("ssm_state_size", dimMax, "")
-		inner, shared, kernel := heads*dim, g.must("n_groups", dimMax, ""), g.must("conv_kernel", dimMax, "")
-		channels := inner + 2*shared*size
-		values = product(heads, dim, size) + product(kernel-min(kernel, 1), channels)
-		sum = fmt.Sprintf("mamba_num_heads %d x mamba_head_dim %d x ssm_state_size %d, and the last %d inputs of a convolution over %d channels",
-			heads, dim, size, kernel-min(kernel, 1), channels)
-	case conv:
-		gr.Name = "conv"
-		kernel, hidden := g.must("conv_L_cache", dimMax, ""), g.must("hidden_size", hiddenMax, "")
-		values = product(kernel-min(kernel, 1), hidden)
-		sum = fmt.Sprintf("the last %d inputs (conv_L_cache less one) of hidden_size %d", kernel-min(kernel, 1), hidden)
-	}
+	name, values, sum := g.stateSize(k)
+	gr.Name = name
 	if values >= valuesMax {
 		g.fail("a state has %s: together %d values and more; correct the key that is too large", sum, valuesMax)
 	}
@@ -190,6 +166,37 @@ func (g *grouper) state(gr deploy.Group, k kind, l *layers) deploy.Group {
 	gr.DType = g.dtype(&n)
 	g.notes = append(g.notes, n)
 	return gr
+}
+
+// stateSize returns the name of a group of states, the values that one layer keeps, and from
+// what they are counted. An engine that keeps a part of a state in another data type needs
+// more bytes for it.
+func (g *grouper) stateSize(k kind) (name string, values uint64, sum string) {
+	switch k {
+	case linear:
+		name = "linear"
+		heads, keyHeads := g.must("linear_num_value_heads", dimMax, ""), g.must("linear_num_key_heads", dimMax, "")
+		key, value := g.must("linear_key_head_dim", dimMax, ""), g.must("linear_value_head_dim", dimMax, "")
+		kernel := g.must("linear_conv_kernel_dim", dimMax, "")
+		channels := 2*keyHeads*key + heads*value
+		values = product(heads, key, value) + product(kernel-min(kernel, 1), channels)
+		sum = fmt.Sprintf("linear_num_value_heads %d x linear_key_head_dim %d x linear_value_head_dim %d, and the last %d inputs of a convolution over %d channels",
+			heads, key, value, kernel-min(kernel, 1), channels)
+	case mamba:
+		name = "mamba"
+		heads, dim, size := g.must("mamba_num_heads", dimMax, ""), g.must("mamba_head_dim", dimMax, ""), g.must("ssm_state_size", dimMax, "")
+		inner, shared, kernel := heads*dim, g.must("n_groups", dimMax, ""), g.must("conv_kernel", dimMax, "")
+		channels := inner + 2*shared*size
+		values = product(heads, dim, size) + product(kernel-min(kernel, 1), channels)
+		sum = fmt.Sprintf("mamba_num_heads %d x mamba_head_dim %d x ssm_state_size %d, and the last %d inputs of a convolution over %d channels",
+			heads, dim, size, kernel-min(kernel, 1), channels)
+	case conv:
+		name = "conv"
+		kernel, hidden := g.must("conv_L_cache", dimMax, ""), g.must("hidden_size", hiddenMax, "")
+		values = product(kernel-min(kernel, 1), hidden)
+		sum = fmt.Sprintf("the last %d inputs (conv_L_cache less one) of hidden_size %d", kernel-min(kernel, 1), hidden)
+	}
+	return name, values, sum
 }
 
 // draft returns the group of a draft head: one layer that reads everything.

@@ -30,7 +30,8 @@
 // dtype. A latent is one vector a token, and a recurrent state one for a whole block, so
 // for these groups kv_heads and head_dim are chosen such that this product is the size of
 // what is there, rounded up; the printed deployment says so. What is not read: layers that
-// share another layer's KV, and sizes that differ between layers of a kind.
+// share another layer's KV, sizes that differ between layers of a kind, and another data type
+// for a part of a state.
 package hfconfig
 
 import (

@@ -317,6 +317,7 @@ func TestRefusals(t *testing.T) {
 		{"a negative ratio", config(keys{"compress_ratios": "[0, -1, 0, 0]"}), ok},
 		{"a ratio of many", config(keys{"compress_ratios": "[0, 65537, 0, 0]"}), ok},
 		{"a ratio of a window", config(keys{"sliding_window": 7, "sliding_window_pattern": 2, "compress_ratios": "[4, 0, 0, 0]"}), ok},
+		{"a window and ratios", config(keys{"sliding_window": 7, "compress_ratios": "[4, 0, 0, 0]"}), ok},
 		{"a ratio that a chunk does not hold", config(keys{"compress_ratios": "[0, 256, 0, 0]"}), ok},
 		{"no heads", config(keys{"num_attention_heads": nil, "num_key_value_heads": nil}), ok},
 		{"heads that do not divide", config(keys{"num_key_value_heads": 3}), ok},

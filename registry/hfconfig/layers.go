@@ -187,7 +187,11 @@ func (c *config) byWindow(count uint64) layers {
 	case pattern:
 		n := c.integer("sliding_window_pattern", 1, layersMax, 0)
 		return every(n, count, sliding, "sliding_window_pattern", fmt.Sprintf("by sliding_window_pattern %d", n))
-	case slices.ContainsFunc([]string{"layer_types", "hybrid_override_pattern", "full_attention_interval", "attention_chunk_size", "compress_ratios"}, c.has):
+	case slices.ContainsFunc([]string{"layer_types", "hybrid_override_pattern", "full_attention_interval", "attention_chunk_size"}, c.has):
+		return layers{}
+	case c.has("compress_ratios"):
+		c.fail("sliding_window and compress_ratios are both given, and no layer_types: what a layer keeps that has both a window and compressed entries is not known here; " +
+			"write a deployment file with a group for each")
 		return layers{}
 	case c.has("use_sliding_window") && c.has("max_window_layers"):
 		below := c.integer("max_window_layers", 0, layersMax, 0)
