@@ -110,9 +110,9 @@ func TestModels(t *testing.T) {
 
 // TestPrintedAsChanged: what is set after deriving is in what is printed.
 func TestPrintedAsChanged(t *testing.T) {
-	d, err := hfconfig.Derive("m.json", model(t, "llama-3.1-8b"), hfconfig.Options{Model: "no: 'word'\u2028", BlockTokens: 32, ChunkBlocks: 4})
+	_, err := hfconfig.Derive("m.json", model(t, "llama-3.1-8b"), hfconfig.Options{Model: "no: 'word'\u2028", BlockTokens: 32, ChunkBlocks: 4})
 	require.ErrorContains(t, err, "printable")
-	d, err = hfconfig.Derive("m\n.json", model(t, "llama-3.1-8b"), hfconfig.Options{Model: "no: 'word' <é>", BlockTokens: 32, ChunkBlocks: 4})
+	d, err := hfconfig.Derive("m\n.json", model(t, "llama-3.1-8b"), hfconfig.Options{Model: "no: 'word' <é>", BlockTokens: 32, ChunkBlocks: 4})
 	require.NoError(t, err)
 	d.Deployment.Engine = "vllm-0.30"
 	d.Deployment.EngineParams = map[string]any{"promotion": "pending", "retention_interval": 64, "prompt_only": true}
