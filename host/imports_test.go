@@ -37,7 +37,7 @@ var mayImport = map[string][]string{
 	"registry":        {"abi", "registry/plan", "registry/check", "registry/deploy"},
 	// A stock engine's rules are judged in its verdict's form, and its groups' parameters are
 	// those of the rules that ship: nothing of either is opened from a plugin.
-	"registry/stock":    {"abi", "specs", "registry"},
+	"registry/stock": {"abi", "specs", "registry"},
 	// What is derived from a model's configuration is a deployment, and no more.
 	"registry/hfconfig": {"registry/deploy"},
 	"plugins":           {"abi", "specs"},
