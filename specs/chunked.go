@@ -6,7 +6,10 @@ import "github.com/tierd/tierd/abi"
 // k <= q of the same run of attention_chunk tokens. Parameter: attention_chunk, in
 // tokens.
 //
-// Going on from a multiple of attention_chunk reads nothing that was stored.
+// Going on from a multiple of attention_chunk reads nothing that was stored. Inside a KV
+// chunk the rule makes no use of that: only a consumer whose bound is that very token could
+// find such a point, and what is kept for a point must be of use to those that come with a
+// longer prompt, who look at chunk ends.
 func Chunked() abi.Spec {
 	return &spec{
 		manifest: abi.Manifest{
@@ -20,11 +23,18 @@ func Chunked() abi.Spec {
 	}
 }
 
-// A run is a tail that begins at the last multiple of it.
+// A run is a tail that begins at the last multiple of it; inside a KV chunk, at the last
+// multiple below its end.
 type run uint64
 
-func (c run) first(n uint64) uint64 { return n / uint64(c) * uint64(c) }
-func (c run) even() uint64          { return 0 }
+func (c run) first(n, chunkTokens uint64) uint64 {
+	if n%chunkTokens != 0 {
+		n--
+	}
+	return n / uint64(c) * uint64(c)
+}
+
+func (c run) even() uint64 { return 0 }
 
 // empty: the tail of a multiple of c holds nothing, and a chunk end is a multiple of the
 // chunk.

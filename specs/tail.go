@@ -2,7 +2,7 @@ package specs
 
 import "github.com/tierd/tierd/abi"
 
-// A tailRule is an attention that, going on from token n, reads the tokens [first(n), n)
+// A tailRule is an attention that, going on from token n, reads no tokens but [first(n), n)
 // and those below head. It keeps and fetches the chunks that hold them: the tails that
 // end at the points where somebody may resume, and nothing between them.
 type tailRule struct {
@@ -15,7 +15,7 @@ type tailRule struct {
 type tailer interface {
 	// first returns the first token of the tail that ends at n. It never falls when n
 	// rises.
-	first(n uint64) uint64
+	first(n, chunkTokens uint64) uint64
 	// empty returns the last chunk end at or before n, a chunk end, whose tail holds no
 	// token; 0 always does.
 	empty(n, chunkTokens uint64) uint64
@@ -26,7 +26,7 @@ type tailer interface {
 
 // tail returns the chunks that hold the tokens [first(n), n).
 func (t *tailRule) tail(n, chunkTokens uint64) chunks {
-	first := t.first(n)
+	first := t.first(n, chunkTokens)
 	if first == n {
 		return chunks{}
 	}

@@ -30,8 +30,8 @@ func Window() abi.Spec {
 // which is not stored yet, and the extra ones.
 type behind uint64
 
-func (b behind) first(n uint64) uint64 { return n - min(n, uint64(b)) }
-func (b behind) even() uint64          { return uint64(b) }
+func (b behind) first(n, _ uint64) uint64 { return n - min(n, uint64(b)) }
+func (b behind) even() uint64             { return uint64(b) }
 
 func (b behind) empty(n, _ uint64) uint64 {
 	if b == 0 {
