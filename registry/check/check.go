@@ -11,7 +11,8 @@
 //
 //	pure      the same call gives the same answer: again, on a fresh instance, in another
 //	          order, between other calls, for any split
-//	states    the laws on lookup states: retry, pending, more hits
+//	states    the laws on lookup states: retry, pending, more hits; a policy's range hangs
+//	          on none
 //	covers    what a consumer in leg pd demands, the producer supplies
 //	needs     what attention reads is in the demand or local; Need is what the mask says
 //	content   the KV of a stored chunk does not depend on where the prompt ended
@@ -97,6 +98,8 @@ type Options struct {
 	Progress func(done, total int)
 	// Begin, when set, is called as each stage begins, with the names of what it judges.
 	Begin func(stage string)
+
+	tables int // tests: the longest lookup tables of which all are tried; 0 = tableChunks
 }
 
 // A Report is the outcome of a run.
@@ -132,6 +135,9 @@ func Run(ctx context.Context, s Subject, o Options) (*Report, error) {
 		return nil, err
 	}
 	r.domain = newDomain(r.workers[0].model(), &s, o.Seed)
+	if o.tables > 0 {
+		r.domain.TableChunks = o.tables
+	}
 	rep := &Report{Domain: r.domain, Cases: map[string]uint64{}}
 	for _, c := range s.Groups {
 		if c.Manifest.Mask == abi.MaskUnverified {
@@ -300,7 +306,7 @@ func (r *run) all(ctx context.Context) (*Counterexample, error) {
 	add("pure", edge, edges, 16, (*worker).pure)
 	add("pure, each rule alone", rule, rules, 1, (*worker).alone)
 	add("pure, between neighbours", "runs", lengths{1, []uint64{1}}, 1, (*worker).neighbours)
-	add("states", "lookup tables' ranges", lengths{n: groups * (tableUnits() + 1)}, 1, (*worker).states)
+	add("states", "lookup tables' ranges", lengths{n: groups * (r.domain.tableUnits() + 1)}, 1, (*worker).states)
 	add(strings.Join(r.domain.Sweep, ", "), "prompt lengths", every, 256, (*worker).sweep)
 	add("needs, partial arrivals", edge, edges, 8, (*worker).arrivals)
 	add("covers, needs and states, consumers", edge, edges, 8, (*worker).consumers)

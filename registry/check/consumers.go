@@ -198,6 +198,9 @@ func (w *worker) drawnLaws(prompt uint64, draw *rng) (*Counterexample, error) {
 			if ce, err := w.law(g, r, t); ce != nil || err != nil {
 				return ce, err
 			}
+			if ce, err := w.ranges(g, r, t); ce != nil || err != nil {
+				return ce, err
+			}
 		}
 	}
 	return nil, nil

@@ -12,20 +12,22 @@ import (
 
 func TestEveryKindIsAccepted(t *testing.T) {
 	for name, s := range map[string]check.Subject{
-		"sink":                   subject(300, 48, nil, part{"a", specs.Sink(), []uint64{5, 19}, 4, 2}, full(4, 3)),
-		"sink wider than window": subject(300, 48, nil, part{"a", specs.Sink(), []uint64{60, 2}, 4, 2}, full(4, 3)),
-		"chunked":                subject(300, 48, nil, part{"a", specs.Chunked(), []uint64{48}, 4, 2}, full(4, 3)),
-		"chunked alone":          subject(300, 0, nil, part{"a", specs.Chunked(), []uint64{64}, 16, 1}),
-		"latent":                 subject(300, 24, nil, part{"a", specs.Latent(), []uint64{1}, 4, 2}, full(4, 3)),
-		"latent of four":         subject(300, 24, nil, part{"a", specs.Latent(), []uint64{4}, 4, 2}, window(9, 0, 4, 1)),
-		"latent of three":        subject(300, 24, nil, part{"a", specs.Latent(), []uint64{3}, 4, 2}, full(4, 3)),
-		"hidden":                 subject(300, 24, nil, part{"a", specs.Hidden(), nil, 4, 2}, full(4, 3)),
-		"state, all saved":       subject(300, 48, nil, part{"a", specs.State(), []uint64{0}, 8, 1}, full(4, 3)),
-		"state, saved at stops":  subject(300, 48, nil, part{"a", specs.State(), []uint64{1}, 8, 1}, full(4, 3)),
-		"state without aligned":  subject(300, 0, nil, full(4, 4), part{"a", specs.State(), []uint64{1}, 32, 1}),
-		"rswa":                   subject(300, 24, nil, part{"a", specs.RSWA(), []uint64{20}, 4, 2}),
-		"rswa and full":          subject(300, 24, []abi.Spec{policy.PromptOnly()}, part{"a", specs.RSWA(), []uint64{20}, 4, 2}, full(4, 3)),
-		"rswa and a window":      subject(300, 24, []abi.Spec{policy.PromptOnly()}, window(9, 0, 4, 2), part{"a", specs.RSWA(), []uint64{7}, 4, 3}),
+		"sink":                                 subject(300, 48, nil, part{"a", specs.Sink(), []uint64{5, 19}, 4, 2}, full(4, 3)),
+		"sink wider than window":               subject(300, 48, nil, part{"a", specs.Sink(), []uint64{60, 2}, 4, 2}, full(4, 3)),
+		"chunked":                              subject(300, 48, nil, part{"a", specs.Chunked(), []uint64{48}, 4, 2}, full(4, 3)),
+		"chunked alone":                        subject(300, 0, nil, part{"a", specs.Chunked(), []uint64{64}, 16, 1}),
+		"latent":                               subject(300, 24, nil, part{"a", specs.Latent(), []uint64{1}, 4, 2}, full(4, 3)),
+		"latent of four":                       subject(300, 24, nil, part{"a", specs.Latent(), []uint64{4}, 4, 2}, window(9, 0, 4, 1)),
+		"latent of three":                      subject(300, 24, nil, part{"a", specs.Latent(), []uint64{3}, 4, 2}, full(4, 3)),
+		"hidden":                               subject(300, 24, nil, part{"a", specs.Hidden(), nil, 4, 2}, full(4, 3)),
+		"state, all saved":                     subject(300, 48, nil, part{"a", specs.State(), []uint64{0}, 8, 1}, full(4, 3)),
+		"state, saved at stops":                subject(300, 48, nil, part{"a", specs.State(), []uint64{1}, 8, 1}, full(4, 3)),
+		"state without aligned":                subject(300, 0, nil, full(4, 4), part{"a", specs.State(), []uint64{1}, 32, 1}),
+		"rswa":                                 subject(300, 24, nil, part{"a", specs.RSWA(), []uint64{20}, 4, 2}),
+		"rswa and full":                        subject(300, 24, []abi.Spec{policy.PromptOnly()}, part{"a", specs.RSWA(), []uint64{20}, 4, 2}, full(4, 3)),
+		"rswa and a window":                    subject(300, 24, []abi.Spec{policy.PromptOnly()}, window(9, 0, 4, 2), part{"a", specs.RSWA(), []uint64{7}, 4, 3}),
+		"chunked, runs that end inside chunks": subject(300, 48, nil, part{"a", specs.Chunked(), []uint64{22}, 4, 2}, full(4, 3)),
+		"chunked, runs inside one chunk":       subject(300, 0, nil, part{"a", specs.Chunked(), []uint64{5}, 4, 2}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			rep := judge(t, s)
@@ -65,6 +67,24 @@ func TestWrongKinds(t *testing.T) {
 		"latent resumed inside a latent": {"needs", &twisted{Spec: specs.Latent(), scan: func(_ abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
 			return must(specs.Full()).Scan(r, s, d)
 		}}, []uint64{4}, 2},
+		"latent resumed inside a latent, and Need agrees": {"needs", &twisted{Spec: specs.Latent(), scan: func(_ abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			return must(specs.Full()).Scan(r, s, d)
+		}, need: func(_ abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+			return must(specs.Full()).Need(r, out)
+		}}, []uint64{4}, 2},
+		"state resumed inside a chunk, and Need agrees": {"needs", &twisted{Spec: specs.State(), scan: func(_ abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			at := s.Last(abi.Here|abi.Unknown, 0, r.Chunks())
+			if at < 0 {
+				return abi.Span{}, nil
+			}
+			d.Set(at)
+			return abi.Span{Usable: uint32(at + 1), Deferred: s.At(at) == abi.Retry}, nil
+		}, need: func(_ abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+			if r.ResumeTokens > 0 {
+				out.Set(int((r.ResumeTokens - 1) / r.ChunkTokens))
+			}
+			return nil
+		}}, []uint64{0}, 1},
 		"sink is not stored": {"covers", &twisted{Spec: specs.Sink(), reach: func(_ abi.SpecRule, r abi.Round, out abi.Bitmap) error {
 			return must(specs.Window(), 9, 0).Reach(r, out)
 		}}, []uint64{5, 9}, 2},

@@ -12,8 +12,8 @@ import (
 const tablesPerUnit = 64
 
 // tableUnits is how many units the short tables of one group are: 4^n of each length n.
-func tableUnits() (units int) {
-	for n := 1; n <= tableChunks; n++ {
+func (d *Domain) tableUnits() (units int) {
+	for n := 1; n <= d.TableChunks; n++ {
 		units += unitsOf(n)
 	}
 	return units
@@ -25,7 +25,7 @@ func unitsOf(n int) int { return (1<<(2*n) + tablesPerUnit - 1) / tablesPerUnit 
 // are uniform, with one hole, or drawn. Units count from 1: for each group those of the
 // short tables by length, and then one for the long ones.
 func (w *worker) states(unit uint64) (*Counterexample, error) {
-	perGroup := tableUnits() + 1
+	perGroup := w.domain.tableUnits() + 1
 	g, u := int(unit-1)/perGroup, int(unit-1)%perGroup
 	if u == perGroup-1 {
 		return w.longTables(g)
@@ -56,7 +56,53 @@ func (w *worker) tableAt(g, n int, t abi.States) (*Counterexample, error) {
 			if ce, err := w.laws(g, lo, n, bound, t); ce != nil || err != nil {
 				return ce, err
 			}
+			if n <= rangeChunks {
+				if ce, err := w.ranges(g, w.lawRound(g, lo, n, bound), t); ce != nil || err != nil {
+					return ce, err
+				}
+			}
 		}
+	}
+	return nil, nil
+}
+
+// rangeChunks is the longest of the short tables that policies are asked about: a range
+// that hangs on one chunk's state shows in the shortest.
+const rangeChunks = 3
+
+// ranges judges how far the policies let a consumer fetch for one table and Round. In leg
+// probe they are asked before anything is known, and nothing waits for them; so a range
+// that hung on lookups would end where the lookups have not begun.
+func (w *worker) ranges(g int, r abi.Round, t abi.States) (*Counterexample, error) {
+	n := r.Chunks()
+	hits := abi.NewStates(n)
+	hits.Fill(0, n, abi.Hit)
+	for i := range w.model().Policies {
+		p := &w.model().Policies[i]
+		w.count("states")
+		d := abi.NewBitmap(n)
+		span, err := p.Rule.Scan(r, t, d)
+		if err != nil {
+			return w.broken("states", r.PromptTokens, &plan.RuleError{Group: "policy " + p.Name, Func: "scan", Round: r, Err: err})
+		}
+		d.Zero()
+		known, err := p.Rule.Scan(r, hits, d)
+		if err != nil {
+			return w.broken("states", r.PromptTokens, &plan.RuleError{Group: "policy " + p.Name, Func: "scan", Round: r, Err: err})
+		}
+		var text string
+		switch {
+		case span.Deferred:
+			text = "a policy's scan is deferred, but its range must be known before any lookup"
+		case int(span.Usable) > n:
+			text = fmt.Sprintf("a policy lets %d chunks be fetched of %d", span.Usable, n)
+		case span != known:
+			text = fmt.Sprintf("a policy's range hangs on the lookup states: it lets %d chunks be fetched, and %d when all are Hits; it must be known before any lookup", span.Usable, known.Usable)
+		default:
+			continue
+		}
+		ce := &Counterexample{PromptTokens: r.PromptTokens, LocalTokens: r.LocalTokens, BoundTokens: r.BoundTokens, States: t.Format(n), StatesFrom: r.Lo}
+		return w.failAt(ce, "states", "policy "+p.Name, text), nil
 	}
 	return nil, nil
 }
@@ -66,8 +112,8 @@ func (w *worker) longTables(g int) (*Counterexample, error) {
 	ct := w.model().Groups[g].ChunkTokens
 	longest := int(w.subject.MaxTokens / ct)
 	draw := rng(w.options.Seed)
-	for _, n := range [...]int{tableChunks + 1, 31, 32, 33, 64, 65, int(w.domain.PeriodTokens/ct) + 1, longest} {
-		if n <= tableChunks || n > longest {
+	for _, n := range [...]int{w.domain.TableChunks + 1, 31, 32, 33, 64, 65, int(w.domain.PeriodTokens/ct) + 1, longest} {
+		if n <= w.domain.TableChunks || n > longest {
 			continue
 		}
 		for base := abi.Miss; base <= abi.Retry; base++ {
@@ -103,17 +149,21 @@ const drawnTables = 48
 // laws judges the laws of package abi for one table of n chunks from lo on; bound 0
 // means the end of the last chunk.
 func (w *worker) laws(g int, lo uint64, n int, bound uint64, t abi.States) (*Counterexample, error) {
-	gr := &w.model().Groups[g]
 	if bound == 0 {
-		bound = (lo + uint64(n)) * gr.ChunkTokens
+		bound = (lo + uint64(n)) * w.model().Groups[g].ChunkTokens
 	}
 	w.count("states")
-	r := abi.Round{
+	return w.law(g, w.lawRound(g, lo, n, bound), t)
+}
+
+// lawRound is the Round of a scan of n chunks from lo on.
+func (w *worker) lawRound(g int, lo uint64, n int, bound uint64) abi.Round {
+	gr := &w.model().Groups[g]
+	return abi.Round{
 		BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: bound + 1, StoredTokens: bound + 1,
 		AlignTokens: w.model().AlignTokens, LocalTokens: lo * gr.ChunkTokens, BoundTokens: bound,
 		Lo: uint32(lo), Hi: uint32(lo) + uint32(n),
 	}
-	return w.law(g, r, t)
 }
 
 // law judges the laws for one table and Round.

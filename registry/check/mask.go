@@ -1,6 +1,10 @@
 package check
 
-import "github.com/tierd/tierd/abi"
+import (
+	"fmt"
+
+	"github.com/tierd/tierd/abi"
+)
 
 // A truth is what a mask reads from one point on, kept for the next case: neighbouring
 // prompts mostly resume at the same point.
@@ -10,12 +14,16 @@ type truth struct {
 }
 
 // mask compares what a rule says is needed from token n on with what its manifest's mask
-// lets the query at n read. Every mask of the closed list reads less and less of an old
+// lets the query at n read, and that there is something to go on from at n. Every mask of the closed list reads less and less of an old
 // prefix as the query moves on, so the query at n reads all that later ones do.
 func (w *worker) mask(ce *Counterexample, g int, n, chunk uint64, need abi.Bitmap) *Counterexample {
 	claim := &w.subject.Groups[g]
 	if claim.Manifest.Mask == abi.MaskUnverified {
 		return nil
+	}
+	if every := resumeEvery(claim, chunk); n%every != 0 {
+		return w.fail(ce, "needs", g, fmt.Sprintf("Need answers for token %d, where there is nothing to go on from: by the mask %s that is so only at multiples of %d tokens; return ErrNoResume elsewhere",
+			n, claim.Manifest.Mask, every), row{"need", at(g, need)})
 	}
 	t := &w.truths[g]
 	if t.n != n || t.prompt != ce.PromptTokens && claim.Manifest.Mask == abi.MaskPromptWindow || t.chunk != chunk {
@@ -44,6 +52,19 @@ func (w *worker) mask(ce *Counterexample, g int, n, chunk uint64, need abi.Bitma
 	}
 	ce.Groups[g].ChunkTokens = chunk // the unit of the rows
 	return ce
+}
+
+// resumeEvery is how many tokens lie between two points that a sequence can go on from: a
+// latent holds that many tokens and is stored when it is full, and a recurrent state is kept
+// at the ends of chunks, which are blocks. Everything else goes on from every token.
+func resumeEvery(c *Claim, chunk uint64) uint64 {
+	switch c.Manifest.Mask {
+	case abi.MaskLatent:
+		return c.Params[c.Manifest.Param(c.Manifest.MaskArgs[0])]
+	case abi.MaskState:
+		return chunk
+	}
+	return 1
 }
 
 // readsAny reports whether the query at q reads a key of [lo, hi), hi at most q. What a

@@ -92,33 +92,48 @@ func (w *worker) floor(n uint64) uint64 {
 	return n / l * l
 }
 
-// permitted returns the last common chunk edge at or before token n to which the policies
-// let a consumer fetch: every chunk below it is admitted when a prompt of stored tokens is
-// stored, and every range reaches it. A policy may narrow what is stored and fetched; then
-// less is useful, by intent.
+// permitted returns how far, up to token n, the policies let a consumer fetch: n, or the
+// last common chunk edge below it up to which every chunk is admitted when a prompt of
+// stored tokens is stored, and which every range reaches. A policy may narrow what is stored
+// and fetched; then less is useful, by intent. What one policy leaves may be too little for
+// another, so they are asked until none narrows it further.
 func (w *worker) permitted(stored, prompt, local, n uint64) uint64 {
-	for _, p := range w.model().Policies {
-		for g := range w.model().Groups {
-			gr := &w.model().Groups[g]
-			r := abi.Round{BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: stored, StoredTokens: n,
-				AlignTokens: w.model().AlignTokens, Hi: uint32(n / gr.ChunkTokens)}
-			set := abi.NewBitmap(r.Chunks())
-			if p.Rule.Reach(r, set) != nil {
-				return n // relation covers or pure names the failure
+	for narrowed := true; narrowed; {
+		before := n
+		for _, p := range w.model().Policies {
+			for g := range w.model().Groups {
+				limit, err := w.narrow(p.Rule, g, stored, prompt, local, n)
+				if err != nil {
+					return n // relation covers or pure names the failure
+				}
+				if limit < n {
+					n = w.floor(limit)
+				}
 			}
-			n = w.floor(min(n, uint64(set.NextUnset(0, r.Chunks()))*gr.ChunkTokens))
-			r.PromptTokens, r.LocalTokens, r.BoundTokens, r.Lo = prompt, min(local, n), n, uint32(min(local, n)/gr.ChunkTokens)
-			r.Hi = uint32((n + gr.ChunkTokens - 1) / gr.ChunkTokens)
-			hits := abi.NewStates(r.Chunks())
-			hits.Fill(0, r.Chunks(), abi.Hit)
-			span, err := p.Rule.Scan(r, hits, abi.NewBitmap(r.Chunks()))
-			if err != nil {
-				return n
-			}
-			n = w.floor(min(n, (uint64(r.Lo)+uint64(span.Usable))*gr.ChunkTokens))
 		}
+		narrowed = n < before
 	}
 	return n
+}
+
+// narrow returns how far one policy lets a consumer fetch of one group, up to token n.
+func (w *worker) narrow(policy abi.Rule, g int, stored, prompt, local, n uint64) (uint64, error) {
+	gr := &w.model().Groups[g]
+	r := abi.Round{BlockTokens: gr.BlockTokens, ChunkTokens: gr.ChunkTokens, PromptTokens: stored, StoredTokens: n,
+		AlignTokens: w.model().AlignTokens, Hi: uint32(n / gr.ChunkTokens)}
+	set := abi.NewBitmap(r.Chunks())
+	if err := policy.Reach(r, set); err != nil {
+		return 0, err
+	}
+	if whole := set.NextUnset(0, r.Chunks()); whole < r.Chunks() {
+		n = uint64(whole) * gr.ChunkTokens
+	}
+	r.PromptTokens, r.LocalTokens, r.BoundTokens, r.Lo = prompt, min(local, n), n, uint32(min(local, n)/gr.ChunkTokens)
+	r.Hi = uint32((n + gr.ChunkTokens - 1) / gr.ChunkTokens)
+	hits := abi.NewStates(r.Chunks())
+	hits.Fill(0, r.Chunks(), abi.Hit)
+	span, err := policy.Scan(r, hits, abi.NewBitmap(r.Chunks()))
+	return min(n, (uint64(r.Lo)+uint64(span.Usable))*gr.ChunkTokens), err
 }
 
 // needs judges one plan: what attention reads from its resume point on is in its demand
