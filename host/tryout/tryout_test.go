@@ -196,7 +196,7 @@ func TestOneWrongLine(t *testing.T) {
 		relation string
 		changed
 	}{
-		"the aligned tails are forgotten": {"covers useful", changed{reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+		"the aligned tails are forgotten": {"caps useful", changed{reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
 			r.AlignTokens = 0
 			return in.Reach(r, out)
 		}}},
@@ -215,7 +215,7 @@ func TestOneWrongLine(t *testing.T) {
 			},
 			need: func(_ abi.SpecRule, r abi.Round, out abi.Bitmap) error { return fixed.Need(r, out) },
 		}},
-		"the chunk's size is a constant": {"covers needs useful", changed{reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+		"the chunk's size is a constant": {"covers needs caps useful", changed{reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
 			if r.ChunkTokens != 8 {
 				r.AlignTokens = 0
 			}

@@ -15,17 +15,40 @@
 //	          on none
 //	covers    what a consumer in leg pd demands, the producer supplies
 //	needs     what attention reads is in the demand or local; Need is what the mask says
+//	caps      limits and policies of one side are known to, or harmless for, the other
 //	content   the KV of a stored chunk does not depend on where the prompt ended
 //	useful    what was stored can be used: at every prompt's end, by the next turn, by a
 //	          prompt that shares a prefix, and in leg probe as in leg pd
 //	schedule  the supply does not depend on how the prompt is split into steps, and an
 //	          abort keeps the aligned tails
 //	warm      a producer whose GPU or tier already holds a prefix supplies as much
+//	width     what is fetched and stored beyond what attention reads is what the rule claims
+//	pair      all of covers, caps and warm, and needs, with a producer of one version and a
+//	          consumer of another; see [Pair]
+//
+// The relation cascade judges how a host answers for each state of a chunk in its tier. It
+// is driven on the real tier, in the tests of package host.
 //
 // Covers varies what the consumer knows and the producer does not (its local prefix, its
 // own tier) before a cold producer; warm varies what the producer knows and the consumer
-// does not. So each failure has one name. Pure and states come first, because nothing
-// else means anything without them.
+// does not: what its tier holds and how often a prefix was offered are what a policy's
+// Reach sees beyond what a consumer counts on, and it may only add. Caps is demand beyond
+// the supply that is there only because of a limit: a load cap of the consumer, a store
+// cap, a policy's range. The same case without the limit holds. So each failure has one
+// name. Pure and states come first, because nothing else means anything without them; width
+// comes last, because waste is no harm while something else is.
+//
+// # Width
+//
+// A chunk that a consumer fetches and attention does not read is transfer for nothing; a
+// chunk that a producer stores and nobody fetches is storage for nothing. The points at
+// which somebody resumes are the deployment's promise: the end of the prompt and of the
+// text, the junction, the multiples of align_tokens. What a mask never forgets, every longer
+// prompt fetches. A rule that wants more says so with a parameter named extra, in tokens:
+// that many before those that attention reads may be fetched, and are then kept as well. A
+// policy that narrows widens nothing. Two groups are only reported: one whose need no mask
+// confirms, and one whose engine saves a recurrent state at every chunk, which costs no
+// more to keep than to drop.
 //
 // # Order
 //
@@ -53,10 +76,14 @@ import (
 var ErrBudget = errors.New("the time given to the check is spent")
 
 // Relations in the order in which they run.
-var Relations = []string{"pure", "states", "covers", "needs", "content", "useful", "schedule", "warm"}
+var Relations = []string{"pure", "states", "covers", "needs", "caps", "content", "useful", "schedule", "warm", "width"}
 
 // A Subject is what is judged.
 type Subject struct {
+	// Name of the deployment, in the messages of relation pair, such as its file.
+	Name string
+	// Produces and Consumes say which roles its nodes take; only [Pair] asks.
+	Produces, Consumes bool
 	// Open returns the deployment's model with every rule opened anew, and a function
 	// that gives back what it holds. Each worker has its own.
 	Open func() (plan.Model, func(), error)
@@ -81,10 +108,13 @@ type Neighbour struct {
 	Rule abi.Rule
 }
 
-// A Claim is what a spec rule says of itself: its mask and its parameters' values.
+// A Claim is what a spec rule says of itself: its mask, its parameters' values and, with
+// parameter [ExtraParam], its width.
 type Claim struct {
 	Manifest *abi.Manifest
 	Params   []uint64
+	// ChunkBytes is the size of the group's chunk, for reports of width; 0 = not known.
+	ChunkBytes uint64
 }
 
 // Options of a run. The zero value is usable.
@@ -117,6 +147,11 @@ type Report struct {
 	Cases map[string]uint64
 	// Unverified names the groups whose Need no mask could confirm.
 	Unverified []string
+	// Ways holds the two directions of [Pair].
+	Ways []Way
+	// Width says, per group, what is fetched and stored beyond need; only when every
+	// relation holds.
+	Width []Width
 }
 
 // Run judges a subject. It returns an error only when it could not decide: the rules
@@ -148,6 +183,9 @@ func Run(ctx context.Context, s Subject, o Options) (*Report, error) {
 	for name, n := range r.cases {
 		rep.Cases[name] = n.Load()
 	}
+	if rep.Counterexample == nil && err == nil {
+		rep.Width = r.reported()
+	}
 	if r.gap && errors.Is(context.Cause(ctx), ErrBudget) {
 		rep.Reached, rep.Undecided, err = r.reached(), rep.Counterexample == nil, nil
 	}
@@ -165,18 +203,24 @@ type run struct {
 	total   int
 	stages  []*stage
 	gap     bool // the last stage left cases out before what it returned
+	// partners holds, per worker, the producer's side of relation pair.
+	partners []*worker
 }
 
 // A worker holds one goroutine's rules and scratch memory.
 type worker struct {
 	*run
+	number    int
 	planner   *plan.Planner
 	witnesses []*witness // per group, then per policy: before each rule of the planner
 	other     plan.Model // a second opening of the rules, for pure
 	closers   []func()
 	reads     []func(q, k, prompt uint64) bool // per group: the mask; nil when unverified
 	truths    []truth                          // per group
-	tmp       abi.Bitmap
+	widths    []Width                          // per group
+	// probes and earlier are those of a Way.
+	probes, earlier uint64
+	tmp             abi.Bitmap
 }
 
 func (w *worker) model() *plan.Model { return w.planner.Model() }
@@ -184,8 +228,8 @@ func (w *worker) model() *plan.Model { return w.planner.Model() }
 func (w *worker) count(relation string) { w.cases[relation].Add(1) }
 
 func (r *run) open() error {
-	for range r.options.Workers {
-		w := &worker{run: r}
+	for i := range r.options.Workers {
+		w := &worker{run: r, number: i}
 		m, release, err := r.subject.Open()
 		if err != nil {
 			return fmt.Errorf("open rules: %w", err)
@@ -198,20 +242,25 @@ func (r *run) open() error {
 		if len(m.Groups) != len(r.subject.Groups) {
 			return fmt.Errorf("%d groups, but %d claims", len(m.Groups), len(r.subject.Groups))
 		}
-		w.truths = make([]truth, len(m.Groups))
-		for g := range m.Groups {
-			var reads func(q, k, prompt uint64) bool
-			if c := &r.subject.Groups[g]; c.Manifest.Mask != abi.MaskUnverified {
-				reads = readsOf(c)
-			}
-			w.reads = append(w.reads, reads)
-		}
+		w.know(&m)
 		if w.other, release, err = r.subject.Open(); err != nil {
 			return fmt.Errorf("open rules: %w", err)
 		}
 		w.closers = append(w.closers, release)
 	}
 	return nil
+}
+
+// know prepares what a worker keeps per group.
+func (w *worker) know(m *plan.Model) {
+	w.truths, w.widths = make([]truth, len(m.Groups)), w.newWidths(m)
+	for g := range m.Groups {
+		var reads func(q, k, prompt uint64) bool
+		if c := &w.subject.Groups[g]; c.Manifest.Mask != abi.MaskUnverified {
+			reads = readsOf(c)
+		}
+		w.reads = append(w.reads, reads)
+	}
 }
 
 // witness puts a witness before each rule of a model.
@@ -293,30 +342,39 @@ func (l lengths) at(i int) uint64 {
 	return uint64(i) + 1
 }
 
-func (r *run) all(ctx context.Context) (*Counterexample, error) {
+// plan makes the list of stages, in the order in which they run.
+func (r *run) plan() {
 	edges := lengths{len(r.domain.edges), r.domain.edges}
 	rules := lengths{n: len(r.workers[0].witnesses)}
 	r.trials = make([]*trial, rules.n)
 	groups, every := len(r.subject.Groups), lengths{n: int(r.subject.MaxTokens)}
 	const edge, rule = "edge lengths", "rules"
-	add := func(name, unit string, prompts lengths, block int, check func(*worker, uint64) (*Counterexample, error)) {
-		r.stages = append(r.stages, &stage{name: name, unit: unit, prompts: prompts, block: block, check: check})
-		r.total += prompts.n
-	}
-	add("pure", edge, edges, 16, (*worker).pure)
-	add("pure, each rule alone", rule, rules, 1, (*worker).alone)
-	add("pure, between neighbours", "runs", lengths{1, []uint64{1}}, 1, (*worker).neighbours)
-	add("states", "lookup tables' ranges", lengths{n: groups * (r.domain.tableUnits() + 1)}, 1, (*worker).states)
-	add(strings.Join(r.domain.Sweep, ", "), "prompt lengths", every, 256, (*worker).sweep)
-	add("needs, partial arrivals", edge, edges, 8, (*worker).arrivals)
-	add("covers, needs and states, consumers", edge, edges, 8, (*worker).consumers)
-	add("content", edge, edges, 8, (*worker).content)
-	add("useful, shared prefixes", edge, edges, 8, (*worker).shared)
-	add("schedule", edge, edges, 8, (*worker).schedule)
+	r.add("pure", edge, edges, 16, (*worker).pure)
+	r.add("pure, each rule alone", rule, rules, 1, (*worker).alone)
+	r.add("pure, between neighbours", "runs", lengths{1, []uint64{1}}, 1, (*worker).neighbours)
+	r.add("states", "lookup tables' ranges", lengths{n: groups * (r.domain.tableUnits() + 1)}, 1, (*worker).states)
+	r.add(strings.Join(r.domain.Sweep, ", "), "prompt lengths", every, 256, (*worker).sweep)
+	r.add("needs, partial arrivals", edge, edges, 8, (*worker).arrivals)
+	r.add("covers, needs and states, consumers", edge, edges, 8, (*worker).consumers)
+	r.add("caps", edge, edges, 8, (*worker).caps)
+	r.add("content", edge, edges, 8, (*worker).content)
+	r.add("useful, shared prefixes", edge, edges, 8, (*worker).shared)
+	r.add("schedule", edge, edges, 8, (*worker).schedule)
 	if r.subject.PD {
-		add("warm", edge, edges, 8, (*worker).warm)
+		r.add("warm", edge, edges, 8, (*worker).warm)
 	}
-	again := &stage{name: "pure, once more at the end", unit: rule, prompts: rules, block: 1, check: (*worker).again}
+	r.add("width", edge, edges, 8, (*worker).width)
+}
+
+// add puts a stage at the end.
+func (r *run) add(name, unit string, prompts lengths, block int, check func(*worker, uint64) (*Counterexample, error)) {
+	r.stages = append(r.stages, &stage{name: name, unit: unit, prompts: prompts, block: block, check: check})
+	r.total += prompts.n
+}
+
+func (r *run) all(ctx context.Context) (*Counterexample, error) {
+	r.plan()
+	again := &stage{name: "pure, once more at the end", unit: "rules", prompts: lengths{n: len(r.trials)}, block: 1, check: (*worker).again}
 	r.total += again.prompts.n
 	for _, s := range r.stages {
 		if r.options.Begin != nil {

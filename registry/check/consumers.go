@@ -2,13 +2,14 @@ package check
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/registry/plan"
 )
 
-// consumers judges consumers with many local prefixes, own tiers and load caps, the laws
-// for the Rounds that they make, and Need in blocks, which says what stays on the GPU.
+// consumers judges consumers with many local prefixes, and own tiers, the laws for
+// the Rounds that they make, and Need in blocks, which says what stays on the GPU.
 func (w *worker) consumers(prompt uint64) (*Counterexample, error) {
 	start := plan.Start{PromptTokens: prompt}
 	supply, _, err := w.planner.PromptSupply(start)
@@ -16,20 +17,7 @@ func (w *worker) consumers(prompt uint64) (*Counterexample, error) {
 		return w.broken("covers", prompt, err)
 	}
 	draw := rng(w.options.Seed ^ prompt<<1)
-	ct := w.model().Groups[0].ChunkTokens
-	locals := []uint64{prompt - 1, prompt - min(prompt, ct), prompt - min(prompt, ct+1), ct - 1, ct + 1}
-	if d := &w.domain; prompt <= 3*d.PeriodTokens && d.PeriodTokens <= everyLocalMax {
-		for n := range prompt {
-			locals = append(locals, n)
-		}
-	}
-	for range drawnLocals {
-		locals = append(locals, draw.below(prompt))
-	}
-	for _, local := range locals {
-		if local >= prompt {
-			continue
-		}
+	for _, local := range w.manyLocals(prompt, &draw) {
 		if ce, err := w.consumer(prompt, local, supply); ce != nil || err != nil {
 			return ce, err
 		}
@@ -50,13 +38,26 @@ func (w *worker) consumers(prompt uint64) (*Counterexample, error) {
 			}
 		}
 	}
-	if ce, err := w.loadCaps(prompt, supply, &draw); ce != nil || err != nil {
-		return ce, err
-	}
 	if ce, err := w.owned(prompt, supply, &draw); ce != nil || err != nil {
 		return ce, err
 	}
 	return w.drawnLaws(prompt, &draw)
+}
+
+// manyLocals returns local prefixes below the prompt: next to chunks' edges, all while the
+// prompt and the period are short, and drawn.
+func (w *worker) manyLocals(prompt uint64, draw *rng) []uint64 {
+	ct := w.model().Groups[0].ChunkTokens
+	locals := []uint64{prompt - 1, prompt - min(prompt, ct), prompt - min(prompt, ct+1), ct - 1, ct + 1}
+	if d := &w.domain; prompt <= 3*d.PeriodTokens && d.PeriodTokens <= everyLocalMax {
+		for n := range prompt {
+			locals = append(locals, n)
+		}
+	}
+	for range drawnLocals {
+		locals = append(locals, draw.below(prompt))
+	}
+	return slices.DeleteFunc(locals, func(n uint64) bool { return n >= prompt })
 }
 
 const (
@@ -66,33 +67,6 @@ const (
 	drawnLocals, drawnOwns, drawnRounds = 8, 4, 3
 )
 
-// loadCaps judges covers when the consumer resumes at an aligned point below a cap that
-// only it knows.
-func (w *worker) loadCaps(prompt uint64, supply []abi.Bitmap, draw *rng) (*Counterexample, error) {
-	a := w.model().AlignTokens
-	if a == 0 || !w.subject.PD {
-		return nil, nil
-	}
-	for _, limit := range [...]uint64{a, prompt / 2, prompt - 1, draw.below(prompt)} {
-		if limit == 0 || limit >= prompt {
-			continue
-		}
-		pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt, LoadCapTokens: limit}, nil)
-		if err != nil {
-			return w.broken("covers", prompt, err)
-		}
-		w.count("covers")
-		for g := range pl.Demand {
-			if minus(pl.Demand[g], supply[g]) != nil {
-				ce := &Counterexample{PromptTokens: prompt, ResumeTokens: pl.ResumeTokens, LoadCapTokens: limit}
-				return w.fail(ce, "covers", g, "a consumer with a load cap resumes at an aligned point, and demands chunks that the producer never supplies",
-					row{"supply", supply}, row{"demand", pl.Demand}, row{"missing", minusAll(pl.Demand, supply)}), nil
-			}
-		}
-	}
-	return nil, nil
-}
-
 // owned judges covers and needs when the consumer's own tier holds, or is being given,
 // part of the prompt: only what it does not have is asked of the peer. The part is the
 // first half, the second, the middle third, or drawn chunk by chunk.
@@ -100,6 +74,13 @@ func (w *worker) owned(prompt uint64, supply []abi.Bitmap, draw *rng) (*Countere
 	if !w.subject.PD {
 		return nil, nil
 	}
+	return w.eachOwn(prompt, draw, func(local uint64, own []abi.States) (*Counterexample, error) {
+		return w.ownCase(prompt, local, supply, own)
+	})
+}
+
+// eachOwn calls do for consumers whose own tier holds part of the prompt.
+func (w *worker) eachOwn(prompt uint64, draw *rng, do func(local uint64, own []abi.States) (*Counterexample, error)) (*Counterexample, error) {
 	for _, s := range [...]abi.State{abi.Hit, abi.Pending} {
 		for _, part := range [...]struct{ lo, hi uint64 }{{0, prompt / 2}, {prompt / 2, prompt}, {prompt / 3, prompt / 3 * 2}} {
 			own := w.ownTables(prompt, func(i, n int) abi.State {
@@ -108,7 +89,7 @@ func (w *worker) owned(prompt uint64, supply []abi.Bitmap, draw *rng) (*Countere
 				}
 				return abi.Miss
 			})
-			if ce, err := w.ownCase(prompt, 0, supply, own); ce != nil || err != nil {
+			if ce, err := do(0, own); ce != nil || err != nil {
 				return ce, err
 			}
 		}
@@ -121,7 +102,7 @@ func (w *worker) owned(prompt uint64, supply []abi.Bitmap, draw *rng) (*Countere
 		own := w.ownTables(prompt, func(int, int) abi.State {
 			return [...]abi.State{abi.Miss, abi.Miss, abi.Hit, abi.Pending}[draw.below(4)]
 		})
-		if ce, err := w.ownCase(prompt, local, supply, own); ce != nil || err != nil {
+		if ce, err := do(local, own); ce != nil || err != nil {
 			return ce, err
 		}
 	}

@@ -49,6 +49,9 @@ type Counterexample struct {
 	Relation string `json:"relation"`
 	// Group whose chunks break it; for a policy's own fault, "policy NAME".
 	Group string `json:"group"`
+	// Producer and Consumer name the deployments of relation pair.
+	Producer string `json:"producer,omitempty"`
+	Consumer string `json:"consumer,omitempty"`
 	// Why, in a sentence.
 	Why          string `json:"why"`
 	PromptTokens uint64 `json:"prompt_tokens"`
@@ -67,7 +70,10 @@ type Counterexample struct {
 	// junction that it was told.
 	Offers         uint64 `json:"offers,omitempty"`
 	JunctionTokens uint64 `json:"junction_tokens,omitempty"`
+	// LoadCapTokens is the consumer's own load cap, StoreCapTokens the producer's own store
+	// cap for the request.
 	LoadCapTokens  uint64 `json:"load_cap_tokens,omitempty"`
+	StoreCapTokens uint64 `json:"store_cap_tokens,omitempty"`
 	// TextTokens, StepTokens and AbortTokens: how the producer's engine ran.
 	TextTokens  uint64 `json:"text_tokens,omitempty"`
 	StepTokens  uint64 `json:"step_tokens,omitempty"`
@@ -174,7 +180,7 @@ func (w *worker) failAt(ce *Counterexample, relation, group, why string) *Counte
 // verdict.
 func (w *worker) broken(relation string, prompt uint64, err error) (*Counterexample, error) {
 	var re *plan.RuleError
-	if !errors.As(err, &re) || clocked(err) {
+	if err == nil || !errors.As(err, &re) || clocked(err) {
 		return nil, err
 	}
 	ce := &Counterexample{PromptTokens: prompt, LocalTokens: re.Round.LocalTokens}
@@ -227,6 +233,9 @@ func zeroed(b abi.Bitmap, n int) abi.Bitmap {
 func (ce *Counterexample) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "refused by relation %s, group %s: %s\n\n", ce.Relation, ce.Group, ce.Why)
+	if ce.Producer != "" {
+		fmt.Fprintf(&b, "  %-24s %s\n  %-24s %s\n", "producer", ce.Producer, "consumer", ce.Consumer)
+	}
 	for _, f := range []struct {
 		name string
 		v    uint64
@@ -241,6 +250,8 @@ func (ce *Counterexample) String() string {
 		{"in the producer's tier", ce.ResidentTokens, ce.ResidentTokens != 0},
 		{"on the producer's GPU", ce.GPUTokens, ce.GPUTokens != 0},
 		{"local prefix", ce.LocalTokens, true},
+		{"consumer's load cap", ce.LoadCapTokens, ce.LoadCapTokens != 0},
+		{"request's store cap", ce.StoreCapTokens, ce.StoreCapTokens != 0},
 		{"resume bound", ce.BoundTokens, ce.BoundTokens != 0},
 		{"resumes at", ce.ResumeTokens, ce.ResumeTokens != 0 || ce.WantTokens != 0},
 		{"should resume at", ce.WantTokens, ce.WantTokens != 0},

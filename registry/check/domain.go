@@ -65,7 +65,7 @@ func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
 		d.Sweep = append([]string{"covers"}, d.Sweep...)
 		d.Edges = append(d.Edges, "warm")
 	}
-	d.Edges = append(d.Edges, "needs (partial arrivals)", "content")
+	d.Edges = append(d.Edges, "needs (partial arrivals)", "caps", "content", "width")
 	if s.Probe && m.AlignTokens > 0 {
 		d.Edges = append(d.Edges, "useful (shared prefixes)")
 	}
@@ -154,12 +154,15 @@ func (d *Domain) Lines() []string {
 	if d.EdgesFound > d.EdgeLengths {
 		where += fmt.Sprintf(", drawn from %d beyond the first %d", d.EdgesFound, edgeLengthsMax/2)
 	}
-	return []string{
+	lines := []string{
 		fmt.Sprintf("every prompt length from 1 to %d: %s", d.PromptTokens, strings.Join(d.Sweep, ", ")),
 		fmt.Sprintf("%d prompt lengths, %s (a period is %d tokens), %d of them drawn with seed %d: %s",
 			d.EdgeLengths, where, d.PeriodTokens, d.Drawn, d.Seed, strings.Join(d.Edges, ", ")),
-		fmt.Sprintf("every lookup table of 1 to %d chunks, and long ones: %s", d.TableChunks, strings.Join(d.Tables, ", ")),
 	}
+	if len(d.Tables) > 0 {
+		lines = append(lines, fmt.Sprintf("every lookup table of 1 to %d chunks, and long ones: %s", d.TableChunks, strings.Join(d.Tables, ", ")))
+	}
+	return lines
 }
 
 // rng is a small generator (splitmix64), so that drawn cases depend on the seed alone.

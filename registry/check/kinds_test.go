@@ -54,7 +54,7 @@ func TestWrongKinds(t *testing.T) {
 		"rswa stores what it decodes, and needs all": {"content", &twisted{Spec: specs.RSWA(), reach: everything, need: func(_ abi.SpecRule, r abi.Round, out abi.Bitmap) error {
 			return must(specs.Full()).Need(r, out)
 		}}, []uint64{20}, 2},
-		"state only where resumed": {"covers", &twisted{Spec: specs.State(), reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+		"state only where resumed": {"caps", &twisted{Spec: specs.State(), reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
 			r.AlignTokens = 0
 			return in.Reach(r, out)
 		}}, []uint64{1}, 1},
@@ -94,7 +94,7 @@ func TestWrongKinds(t *testing.T) {
 		"chunked is taken for a window": {"needs", &twisted{Spec: specs.Chunked(), scan: func(_ abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
 			return must(specs.Window(), 9, 0).Scan(r, s, d)
 		}}, []uint64{24}, 2},
-		"chunked stores its last run only": {"covers", &twisted{Spec: specs.Chunked(), reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+		"chunked stores its last run only": {"caps", &twisted{Spec: specs.Chunked(), reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
 			r.AlignTokens = 0
 			return in.Reach(r, out)
 		}}, []uint64{100}, 2},

@@ -176,7 +176,7 @@ func (w *worker) schedule(prompt uint64) (*Counterexample, error) {
 			return w.broken("schedule", prompt, err)
 		}
 		if w.subject.Probe {
-			ce, err := w.readers(prompt, reader{"the next turn resumes earlier than the last whole chunk of the text before it",
+			ce, err := w.readers("useful", prompt, reader{"the next turn resumes earlier than the last whole chunk of the text before it",
 				text + 1, text, want, w.floor(w.wholeText(prompt, text))})
 			if ce != nil || err != nil {
 				return ce, err
@@ -343,10 +343,17 @@ func (w *worker) warm(prompt uint64) (*Counterexample, error) {
 		return w.broken("warm", prompt, err)
 	}
 	demand := cloneSets(pl.Demand)
-	ct := w.model().Groups[0].ChunkTokens
 	if ce, err := w.warmPolicies(prompt, pl.ResumeTokens, demand); ce != nil || err != nil {
 		return ce, err
 	}
+	return w.eachWarm("warm", prompt, func(s plan.Start, gpu uint64) (*Counterexample, error) {
+		return w.warmCase(s, gpu, pl.ResumeTokens, demand)
+	})
+}
+
+// eachWarm calls do for producers of a prompt whose tier and GPU hold prefixes.
+func (w *worker) eachWarm(relation string, prompt uint64, do func(s plan.Start, gpu uint64) (*Counterexample, error)) (*Counterexample, error) {
+	ct := w.model().Groups[0].ChunkTokens
 	residents := []uint64{0, ct, prompt / 2, prompt}
 	slices.Sort(residents)
 	for _, resident := range slices.Compact(residents) {
@@ -354,21 +361,22 @@ func (w *worker) warm(prompt uint64) (*Counterexample, error) {
 			continue
 		}
 		s := plan.Start{PromptTokens: prompt, ResidentTokens: resident, Offers: min(resident, 1)}
+		var err error
 		if s.Held, err = w.held(s, resident); err != nil {
-			return w.broken("warm", prompt, err)
+			return w.broken(relation, prompt, err)
 		}
 		m, err := w.planner.Produce(s)
 		if err != nil {
-			return w.broken("warm", prompt, err)
+			return w.broken(relation, prompt, err)
 		}
 		reuse, err := m.ReuseTokens()
 		if err != nil {
-			return w.broken("warm", prompt, err)
+			return w.broken(relation, prompt, err)
 		}
 		gpus := []uint64{0, min(ct, reuse), reuse / 2, reuse - min(reuse, 1), reuse}
 		slices.Sort(gpus)
 		for _, gpu := range slices.Compact(gpus) {
-			if ce, err := w.warmCase(s, gpu, resident, pl.ResumeTokens, demand); ce != nil || err != nil {
+			if ce, err := do(s, gpu); ce != nil || err != nil {
 				return ce, err
 			}
 		}
@@ -379,6 +387,30 @@ func (w *worker) warm(prompt uint64) (*Counterexample, error) {
 // warmPolicies judges what the policies admit for many resident prefixes and numbers of
 // offers: only they see these, so no machine is needed.
 func (w *worker) warmPolicies(prompt, resume uint64, demand []abi.Bitmap) (*Counterexample, error) {
+	return w.eachOffer(prompt, func(s plan.Start) (*Counterexample, error) {
+		w.count("warm")
+		supply, _, err := w.planner.PromptSupply(s)
+		if err != nil {
+			return w.broken("warm", prompt, err)
+		}
+		for g := range demand {
+			if minus(demand[g], supply[g]) != nil {
+				ce := &Counterexample{PromptTokens: prompt, ResidentTokens: s.ResidentTokens, Offers: s.Offers, ResumeTokens: resume}
+				why := "a producer that already holds a prefix supplies less than a cold one, and the consumer demands the rest"
+				if s.ResidentTokens == 0 {
+					why = "a producer that was offered a prefix before supplies less than the first time, and the consumer demands the rest"
+				}
+				return w.fail(ce, "warm", g, why,
+					row{"supply", supply}, row{"demand", demand}, row{"missing", minusAll(demand, supply)}), nil
+			}
+		}
+		return nil, nil
+	})
+}
+
+// eachOffer calls do for many resident prefixes and numbers of offers, when there are
+// policies, which alone see them.
+func (w *worker) eachOffer(prompt uint64, do func(s plan.Start) (*Counterexample, error)) (*Counterexample, error) {
 	if len(w.model().Policies) == 0 {
 		return nil, nil
 	}
@@ -388,21 +420,8 @@ func (w *worker) warmPolicies(prompt, resume uint64, demand []abi.Bitmap) (*Coun
 	slices.Sort(residents)
 	for _, resident := range slices.Compact(residents) {
 		for _, offers := range [...]uint64{0, 1, 2, 3 + draw.below(1000)} {
-			w.count("warm")
-			supply, _, err := w.planner.PromptSupply(plan.Start{PromptTokens: prompt, ResidentTokens: resident, Offers: offers})
-			if err != nil {
-				return w.broken("warm", prompt, err)
-			}
-			for g := range demand {
-				if minus(demand[g], supply[g]) != nil {
-					ce := &Counterexample{PromptTokens: prompt, ResidentTokens: resident, Offers: offers, ResumeTokens: resume}
-					why := "a producer that already holds a prefix supplies less than a cold one, and the consumer demands the rest"
-					if resident == 0 {
-						why = "a producer that was offered a prefix before supplies less than the first time, and the consumer demands the rest"
-					}
-					return w.fail(ce, "warm", g, why,
-						row{"supply", supply}, row{"demand", demand}, row{"missing", minusAll(demand, supply)}), nil
-				}
+			if ce, err := do(plan.Start{PromptTokens: prompt, ResidentTokens: resident, Offers: offers}); ce != nil || err != nil {
+				return ce, err
 			}
 		}
 	}
@@ -422,22 +441,13 @@ func (w *worker) held(s plan.Start, resident uint64) ([]abi.Bitmap, error) {
 	return sets, nil
 }
 
-func (w *worker) warmCase(s plan.Start, gpu, resident, resume uint64, demand []abi.Bitmap) (*Counterexample, error) {
+func (w *worker) warmCase(s plan.Start, gpu, resume uint64, demand []abi.Bitmap) (*Counterexample, error) {
 	w.count("warm")
-	p, err := w.produce(s)
-	if err == nil {
-		err = p.native(gpu)
-	}
-	if errors.Is(err, abi.ErrNoResume) { // no engine has a prefix that cannot be gone on from
-		return nil, nil
-	}
-	if err == nil {
-		err = p.upTo(s.PromptTokens, s.PromptTokens)
-	}
-	if err != nil {
+	p, err := w.warmed(s, gpu)
+	if p == nil || err != nil {
 		return w.broken("warm", s.PromptTokens, err)
 	}
-	ce := &Counterexample{PromptTokens: s.PromptTokens, ResidentTokens: resident, GPUTokens: gpu, ResumeTokens: resume}
+	ce := &Counterexample{PromptTokens: s.PromptTokens, ResidentTokens: s.ResidentTokens, GPUTokens: gpu, ResumeTokens: resume}
 	if p.wrong != "" {
 		return w.fail(ce, "warm", p.group, p.wrong, row{"supply", p.offered}), nil
 	}
@@ -448,4 +458,20 @@ func (w *worker) warmCase(s plan.Start, gpu, resident, resume uint64, demand []a
 		}
 	}
 	return nil, nil
+}
+
+// warmed runs a producer to its prompt's end from a native GPU prefix; nil when no engine
+// can have that prefix, because it cannot be gone on from.
+func (w *worker) warmed(s plan.Start, gpu uint64) (*producer, error) {
+	p, err := w.produce(s)
+	if err == nil {
+		err = p.native(gpu)
+	}
+	if errors.Is(err, abi.ErrNoResume) {
+		return nil, nil
+	}
+	if err == nil {
+		err = p.upTo(s.PromptTokens, s.PromptTokens)
+	}
+	return p, err
 }

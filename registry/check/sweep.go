@@ -48,8 +48,7 @@ func (w *worker) consumer(prompt, local uint64, supply []abi.Bitmap) (*Counterex
 		w.count("covers")
 		for g := range pl.Demand {
 			if minus(pl.Demand[g], supply[g]) != nil {
-				return w.fail(ce, "covers", g, "the consumer demands chunks that the producer never supplies",
-					row{"supply", supply}, row{"demand", pl.Demand}, row{"missing", minusAll(pl.Demand, supply)}), nil
+				return w.uncovered(ce, g, supply, pl.Demand)
 			}
 		}
 	}
@@ -215,7 +214,7 @@ func (w *worker) reuse(start plan.Start, supply []abi.Bitmap, resume uint64) (*C
 	for g := range text {
 		text[g].Or(supply[g])
 	}
-	return w.readers(prompt,
+	return w.readers("useful", prompt,
 		reader{"the same prompt in leg probe resumes earlier than in leg pd", prompt, prompt, supply, resume},
 		reader{"the next turn resumes earlier than the last whole chunk of the text before it", prompt + 1, prompt, text, w.floor(prompt)})
 }
@@ -239,7 +238,7 @@ func (w *worker) shared(prompt uint64) (*Counterexample, error) {
 		if x == 0 || x >= prompt {
 			continue
 		}
-		ce, err := w.readers(prompt, reader{"a prompt that shares a prefix resumes earlier than its last aligned point",
+		ce, err := w.readers("useful", prompt, reader{"a prompt that shares a prefix resumes earlier than its last aligned point",
 			prompt, x, supply, min(x/a*a, w.floor(x))})
 		if ce != nil || err != nil {
 			return ce, err
@@ -275,7 +274,7 @@ func (w *worker) junctions(prompt uint64) (*Counterexample, error) {
 			}
 		}
 		if w.subject.Probe && x < prompt {
-			ce, err := w.readers(prompt, reader{"a prompt that shares the prefix up to the junction resumes earlier than its last whole chunk",
+			ce, err := w.readers("useful", prompt, reader{"a prompt that shares the prefix up to the junction resumes earlier than its last whole chunk",
 				prompt, x, supply, w.floor(x)})
 			if ce != nil {
 				ce.JunctionTokens = x
@@ -288,13 +287,14 @@ func (w *worker) junctions(prompt uint64) (*Counterexample, error) {
 	return nil, nil
 }
 
-func (w *worker) readers(producer uint64, rds ...reader) (*Counterexample, error) {
+// readers judges, as part of a relation, prompts that look up what another one supplied.
+func (w *worker) readers(relation string, producer uint64, rds ...reader) (*Counterexample, error) {
 	for _, rd := range rds {
-		w.count("useful")
+		w.count(relation)
 		tables := w.tables(rd.sets, rd.upto)
 		step, err := w.planner.Probe(plan.Ask{PromptTokens: rd.prompt}, tables, 0)
 		if err != nil {
-			return w.broken("useful", rd.prompt, err)
+			return w.broken(relation, rd.prompt, err)
 		}
 		if step.Plan.ResumeTokens >= rd.want || step.Plan.ResumeTokens >= w.permitted(producer, rd.prompt, 0, rd.want) {
 			continue
@@ -303,7 +303,7 @@ func (w *worker) readers(producer uint64, rds ...reader) (*Counterexample, error
 			ResumeTokens: step.Plan.ResumeTokens, WantTokens: rd.want}
 		need := w.needAll(rd.prompt, rd.want)
 		rows := []row{{"supply", rd.sets}, {"demand", cloneSets(step.Plan.Demand)}, {"need", need}, {"missing", minusAll(need, rd.sets)}}
-		return w.fail(ce, "useful", w.limiting(rd.prompt, 0, rd.want, tables), rd.what, rows...), nil
+		return w.fail(ce, relation, w.limiting(rd.prompt, 0, rd.want, tables), rd.what, rows...), nil
 	}
 	return nil, nil
 }

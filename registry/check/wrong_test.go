@@ -144,7 +144,7 @@ func TestRulesThatAreWrongInACorner(t *testing.T) {
 			return in.Reach(r, out)
 		}})},
 		"nothing of a generated text is kept": {"useful", subject(600, 0, nil, part{"sliding", &noTail, []uint64{20, 0}, 4, 2}, full(4, 4))},
-		"no aligned tails, leg pd alone":      {"covers", noAlign},
+		"no aligned tails, leg pd alone":      {"caps", noAlign},
 		"greedy at odd local prefixes": {"covers", rule(twisted{scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
 			sp, err := in.Scan(r, s, d)
 			if l := r.LocalTokens; r.Chunks() > 8 && l%8 == 3 && l < r.BoundTokens/3 {

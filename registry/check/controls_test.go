@@ -1,0 +1,236 @@
+package check_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/abi/abitest"
+	"github.com/tierd/tierd/registry/check"
+	"github.com/tierd/tierd/registry/plan"
+	"github.com/tierd/tierd/specs"
+	"github.com/tierd/tierd/specs/policy"
+	"pgregory.net/rapid"
+)
+
+// A control is a deployment that is wrong in one way, and must be refused.
+type control struct {
+	name, relation, group string
+	s                     check.Subject
+}
+
+// also lists, per control, the other relations that the same mistake breaks when the check
+// goes on after the first failure: a hole in the supply is there for a warm producer, too.
+var also = map[string][]string{
+	"stores too short a tail":     {"caps", "useful", "warm"},
+	"fetches too short a tail":    {"width"},
+	"resumes earlier than it can": {"width"},
+	"stores the tail of the last whole chunk, where a policy lets in less":  {"covers", "useful", "warm"},
+	"stores the tail of the prompt's end, where a store cap ends before it": {"covers", "useful", "warm", "width"},
+}
+
+// controls returns the negative controls of Run's relations. Those of relation pair are in
+// pair_test.go; relation cascade judges the host, and its controls are in package host.
+func controls() []control {
+	sliding := func(spec abi.Spec) check.Subject {
+		return subject(700, 64, nil, part{"sliding", spec, []uint64{20, 0}, 4, 2}, full(4, 4))
+	}
+	capped := func(s check.Subject, tokens uint64) check.Subject {
+		open := s.Open
+		s.Open = func() (plan.Model, func(), error) {
+			m, release, err := open()
+			m.MaxStoreTokens = tokens
+			return m, release, err
+		}
+		return s
+	}
+	adversary := func(name string) abi.Spec {
+		for _, a := range abitest.Adversaries() {
+			if a.Name == name {
+				return renamed{a.Wrap(specs.Window())}
+			}
+		}
+		panic("no adversary " + name)
+	}
+	pd := func(s check.Subject) check.Subject { s.Probe = false; return s }
+	all := must(specs.Full())
+	endTail := &twisted{Spec: specs.Window(), reach: atTheEnd}
+	everything := &twisted{Spec: specs.Window(), reach: func(_ abi.SpecRule, r abi.Round, out abi.Bitmap) error { return all.Reach(r, out) }}
+	glutton := &twisted{Spec: specs.Window(), reach: everything.reach,
+		scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+			span, err := in.Scan(r, s, d)
+			if !span.Deferred {
+				s.Mark(abi.Here, 0, int(span.Usable), d)
+			}
+			return span, err
+		}}
+	return []control{
+		{"answers by what it was asked before", "pure", "sliding", sliding(adversary("moody"))},
+		{"uses what is not known yet", "states", "sliding", sliding(adversary("hasty"))},
+		{"stores too short a tail", "covers", "sliding", sliding(adversary("forgetful"))},
+		{"fetches too short a tail", "needs", "sliding", sliding(adversary("blind"))},
+		{"a policy fetches a few tokens at a time", "caps", "sliding",
+			subject(700, 64, []abi.Spec{sip(24)}, window(20, 0, 4, 2), full(4, 4))},
+		{"stores the tail of the prompt's end, where a store cap ends before it", "caps", "sliding",
+			capped(subject(700, 64, nil, part{"sliding", endTail, []uint64{20, 0}, 4, 2}, full(4, 4)), 300)},
+		{"stores the tail of the prompt's end, where the engine caps a request", "caps", "sliding", sliding(endTail)},
+		{"stores the tail of the last whole chunk, where a policy lets in less", "caps", "sliding",
+			subject(700, 64, []abi.Spec{firstTokens(300)}, part{"sliding", &twisted{Spec: specs.Window(), reach: lastChunk}, []uint64{20, 0}, 4, 2}, full(4, 2))},
+		{"keeps no aligned tails, for a consumer with a load cap", "caps", "sliding", pd(sliding(&twisted{Spec: specs.Window(),
+			reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error { r.AlignTokens = 0; return in.Reach(r, out) }}))},
+		{"stores what its key does not name", "content", "decoded",
+			subject(300, 48, nil, part{"decoded", &twisted{Spec: specs.RSWA(), reach: everything.reach}, []uint64{20}, 8, 2}, full(4, 4))},
+		{"resumes earlier than it can", "useful", "sliding", sliding(adversary("miser"))},
+		{"keeps another tail when a request is aborted", "schedule", "sliding", sliding(&twisted{Spec: specs.Window(),
+			reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+				if r.AlignTokens > 0 && r.ResumeTokens == 0 && r.StoredTokens >= r.AlignTokens {
+					r.ResumeTokens = r.StoredTokens / r.ChunkTokens * r.ChunkTokens
+				}
+				return in.Reach(r, out)
+			}})},
+		{"a policy stores only what is new", "warm", "sliding",
+			subject(400, 64, []abi.Spec{policy.ChunkLevel()}, window(20, 0, 4, 2), full(4, 4))},
+		{"fetches everything that is stored", "width", "sliding", subject(700, 64, nil, part{"sliding", glutton, []uint64{20, 0}, 4, 2})},
+		{"stores everything, and fetches a tail", "width", "sliding", sliding(everything)},
+		{"fetches more than it claims", "width", "sliding",
+			subject(700, 64, nil, part{"sliding", glutton, []uint64{20, 9}, 4, 2})},
+	}
+}
+
+// atTheEnd stores the tail of the stored prompt's end and of aligned points, wherever a
+// consumer resumes.
+func atTheEnd(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+	if r.ResumeTokens > 0 && r.StoredTokens < r.PromptTokens {
+		r.ResumeTokens = r.StoredTokens/r.ChunkTokens*r.ChunkTokens + 2*r.ChunkTokens
+	}
+	return in.Reach(r, out)
+}
+
+// lastChunk stores the tail of the last whole chunk of what is stored, where a consumer
+// resumes unless something limits it.
+func lastChunk(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+	if r.ResumeTokens > 0 {
+		r.ResumeTokens = r.StoredTokens / r.ChunkTokens * r.ChunkTokens
+	}
+	return in.Reach(r, out)
+}
+
+// sip is a policy that fetches at most some tokens beyond the local prefix.
+type sip uint64
+
+func (sip) Manifest() *abi.Manifest {
+	return &abi.Manifest{Name: "sip", Version: "1.0.0", Kind: abi.KindPolicy}
+}
+
+func (s sip) Open([]uint64) (abi.Rule, error) { return s, nil }
+
+func (sip) Reach(r abi.Round, out abi.Bitmap) error {
+	out.SetRange(0, r.Chunks())
+	return nil
+}
+
+func (s sip) Scan(r abi.Round, _ abi.States, _ abi.Bitmap) (abi.Span, error) {
+	end := min(r.BoundTokens, r.LocalTokens+uint64(s)+r.ChunkTokens-1) / r.ChunkTokens
+	return abi.Span{Usable: min(uint32(r.Chunks()), uint32(max(end, uint64(r.Lo))-uint64(r.Lo)))}, nil
+}
+
+// firstTokens is the shipped policy cap, opened without its parameter.
+type firstTokens uint64
+
+func (firstTokens) Manifest() *abi.Manifest { return policy.Cap().Manifest() }
+
+func (f firstTokens) Open([]uint64) (abi.Rule, error) { return policy.Cap().Open([]uint64{uint64(f)}) }
+
+// TestControls: each control is refused by its relation, and by no other one, when every
+// part of the check runs to its end. A rule that keeps state breaks whatever it likes, so
+// of that only the name of the refusal counts.
+func TestControls(t *testing.T) {
+	have := map[string]bool{}
+	for _, c := range controls() {
+		have[c.relation] = true
+		t.Run(c.relation+", "+c.name, func(t *testing.T) {
+			ce := judge(t, c.s).Counterexample
+			require.NotNil(t, ce, "accepted, but %s must refuse it", c.relation)
+			require.Equal(t, c.relation, ce.Relation, ce.String())
+			require.Equal(t, c.group, ce.Group, ce.String())
+			if c.relation == "caps" || c.relation == "width" {
+				golden(t, "control-"+strings.NewReplacer(",", "", "'", "").Replace(c.name), ce.String())
+			}
+			names, err := check.Refusing(context.Background(), c.s, check.Options{Seed: 1})
+			require.NoError(t, err)
+			if c.relation != "pure" {
+				require.ElementsMatch(t, append([]string{c.relation}, also[c.name]...), names)
+			}
+		})
+	}
+	for _, name := range check.Relations {
+		require.True(t, have[name], "relation %s has no control", name)
+	}
+}
+
+// minPull is the shipped policy, opened without its parameter.
+type minPull uint64
+
+func (minPull) Manifest() *abi.Manifest { return policy.MinPull().Manifest() }
+
+func (m minPull) Open([]uint64) (abi.Rule, error) { return policy.MinPull().Open([]uint64{uint64(m)}) }
+
+// TestShippedRulesRaiseNoAlarm: drawn deployments of shipped rules and policies are accepted
+// by every relation, alone and as a pair with themselves.
+func TestShippedRulesRaiseNoAlarm(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawnSubject(t)
+		rep, err := check.Run(context.Background(), s, check.Options{Seed: 1})
+		require.NoError(t, err)
+		require.Nil(t, rep.Counterexample, "%v", rep.Counterexample)
+		rep, err = check.Pair(context.Background(), named("a", s), named("b", s), check.Options{Seed: 1})
+		require.NoError(t, err)
+		require.Nil(t, rep.Counterexample, "%v", rep.Counterexample)
+	})
+}
+
+func drawnSubject(t *rapid.T) check.Subject {
+	n := func(name string, lo, hi uint64) uint64 { return rapid.Uint64Range(lo, hi).Draw(t, name) }
+	parts := []part{full(4, n("full blocks", 1, 4))}
+	groups := n("groups", 1, 2)
+	for i := range groups {
+		p := part{name: []string{"a", "b"}[i], block: rapid.SampledFrom([]uint64{1, 4, 8}).Draw(t, "block"), blocks: n("blocks", 1, 3)}
+		switch rapid.IntRange(0, 6).Draw(t, "rule") {
+		case 0, 1:
+			p.spec, p.params = specs.Window(), []uint64{n("window", 1, 60), n("extra", 0, 20)}
+		case 2:
+			p.spec, p.params = specs.Sink(), []uint64{n("sink", 1, 20), n("window", 1, 60)}
+		case 3: // a multiple of the chunk: else a machine cannot stage for every text's end
+			p.spec, p.params = specs.Chunked(), []uint64{p.block * p.blocks * n("attention chunks", 1, 4)}
+		case 4:
+			p.spec, p.params, p.blocks = specs.State(), []uint64{n("mode", 0, 1)}, 1
+		case 5: // alone: what it leaves out of a generated text, no other group is told of
+			if groups > 1 {
+				p.spec = specs.Hidden()
+				break
+			}
+			p.spec, p.params = specs.RSWA(), []uint64{n("window", 1, 60)}
+		case 6:
+			p.spec, p.params = specs.Latent(), []uint64{1}
+		}
+		parts = append(parts, p)
+	}
+	lcm := uint64(1)
+	for _, p := range parts {
+		lcm = plan.LCM(lcm, p.block*p.blocks)
+	}
+	var policies []abi.Spec
+	switch rapid.IntRange(0, 4).Draw(t, "policy") {
+	case 0:
+		policies = []abi.Spec{policy.RequestLevel()}
+	case 1:
+		policies = []abi.Spec{firstTokens(n("cap", 1, 150))}
+	case 2:
+		policies = []abi.Spec{minPull(n("min pull", 1, 60))}
+	case 3:
+		policies = []abi.Spec{policy.PromptOnly(), firstTokens(n("cap", 1, 150))}
+	}
+	return storing(rapid.SampledFrom([]uint64{0, 0, 33, 90}).Draw(t, "store cap"), subject(40+n("longest", 0, 50), lcm*n("align", 0, 2), policies, parts...))
+}

@@ -1,0 +1,329 @@
+package check
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/registry/plan"
+)
+
+// ExtraParam is the parameter by which a rule claims width: how many tokens before those
+// that attention reads it fetches and keeps as well. Its unit is tokens; the shipped window
+// has it. A rule without it claims none.
+const ExtraParam = "extra"
+
+// A Width says how much of a group is fetched and stored beyond what attention reads, over
+// the edge lengths of the domain. Chunks are counted once for each case.
+type Width struct {
+	Group string `json:"group"`
+	// ChunkBytes is the size of one chunk; 0 = not known.
+	ChunkBytes uint64 `json:"chunk_bytes,omitempty"`
+	// ClaimTokens is the rule's claim; see [ExtraParam].
+	ClaimTokens uint64 `json:"claim_tokens,omitempty"`
+	// Fetched chunks, and those of them that attention does not read from where the
+	// consumer resumes on.
+	Fetched uint64 `json:"fetched"`
+	Unread  uint64 `json:"unread"`
+	// UnreadMost is the most chunks that one consumer fetches and attention does not read;
+	// it is first met at these lengths.
+	UnreadMost   uint64 `json:"unread_most"`
+	UnreadPrompt uint64 `json:"unread_prompt_tokens,omitempty"`
+	UnreadLocal  uint64 `json:"unread_local_tokens,omitempty"`
+	// Stored chunks, and those of them that nobody fetches: no consumer of the same prompt,
+	// of the next turn, of a prompt that shares the prefix up to the junction or to an
+	// aligned point. What attention never forgets, every longer prompt fetches.
+	Stored uint64 `json:"stored"`
+	Idle   uint64 `json:"idle"`
+	// IdleMost is the most such chunks of one request; it is first met at this length.
+	IdleMost   uint64 `json:"idle_most"`
+	IdlePrompt uint64 `json:"idle_prompt_tokens,omitempty"`
+	// Unbounded says why the group's width is only reported.
+	Unbounded string `json:"unbounded,omitempty"`
+}
+
+// String says the width in a line.
+func (x *Width) String() string {
+	s := x.Group + ": all that is fetched is read"
+	if x.Unread > 0 {
+		s = fmt.Sprintf("%s: %.2g %% of what is fetched is not read, at most %s at once, first by a prompt of %d tokens",
+			x.Group, 100*float64(x.Unread)/float64(x.Fetched), x.size(x.UnreadMost), x.UnreadPrompt)
+	}
+	if x.Idle > 0 {
+		s += fmt.Sprintf("; %.2g %% of what is stored is fetched by nobody, at most %s of one request, first of a prompt of %d tokens",
+			100*float64(x.Idle)/float64(x.Stored), x.size(x.IdleMost), x.IdlePrompt)
+	} else {
+		s += "; all that is stored is fetched by somebody"
+	}
+	if x.ClaimTokens > 0 {
+		s += fmt.Sprintf(" (the rule claims %d extra tokens)", x.ClaimTokens)
+	}
+	if x.Unbounded != "" {
+		s += fmt.Sprintf(" (reported only: %s)", x.Unbounded)
+	}
+	return s
+}
+
+func (x *Width) size(chunks uint64) string {
+	s := fmt.Sprintf("%d chunks", chunks)
+	if chunks == 1 {
+		s = "1 chunk"
+	}
+	if chunks > 0 && x.ChunkBytes > 0 {
+		s += fmt.Sprintf(" (%d bytes)", chunks*x.ChunkBytes)
+	}
+	return s
+}
+
+// add merges what another worker has seen.
+func (x *Width) add(y *Width) {
+	x.Fetched, x.Unread, x.Stored, x.Idle = x.Fetched+y.Fetched, x.Unread+y.Unread, x.Stored+y.Stored, x.Idle+y.Idle
+	if y.UnreadMost > 0 {
+		x.unread(y.UnreadMost, y.UnreadPrompt, y.UnreadLocal)
+	}
+	if y.IdleMost > 0 {
+		x.idle(y.IdleMost, y.IdlePrompt)
+	}
+}
+
+func (x *Width) unread(n, prompt, local uint64) {
+	at, was := [2]uint64{prompt, local}, [2]uint64{x.UnreadPrompt, x.UnreadLocal}
+	if n > x.UnreadMost || n == x.UnreadMost && (at[0] < was[0] || at[0] == was[0] && at[1] < was[1]) {
+		x.UnreadMost, x.UnreadPrompt, x.UnreadLocal = n, prompt, local
+	}
+}
+
+func (x *Width) idle(n, prompt uint64) {
+	if n > x.IdleMost || n == x.IdleMost && prompt < x.IdlePrompt {
+		x.IdleMost, x.IdlePrompt = n, prompt
+	}
+}
+
+// claim returns the tokens that a rule claims beyond need.
+func (c *Claim) claim() uint64 {
+	if i := c.Manifest.Param(ExtraParam); i >= 0 && c.Manifest.Params[i].Unit == "tokens" {
+		return c.Params[i]
+	}
+	return 0
+}
+
+// forgets reports whether a query far enough on no longer reads an old key. What is never
+// forgotten is fetched again by every longer prompt.
+func (c *Claim) forgets() bool {
+	switch c.Manifest.Mask {
+	case abi.MaskWindow, abi.MaskChunk, abi.MaskSinkWindow, abi.MaskState:
+		return true
+	}
+	return false
+}
+
+// newWidths returns a worker's empty reports.
+func (r *run) newWidths(m *plan.Model) []Width {
+	out := make([]Width, len(m.Groups))
+	for g := range out {
+		c := &r.subject.Groups[g]
+		out[g] = Width{Group: m.Groups[g].Name, ChunkBytes: c.ChunkBytes, ClaimTokens: c.claim()}
+		if c.Manifest.Mask == abi.MaskUnverified {
+			out[g].Unbounded = "its need is taken on trust"
+		}
+	}
+	return out
+}
+
+// width judges what is fetched and stored beyond what attention reads: no more than the
+// rule claims. A policy may narrow both, which widens nothing.
+func (w *worker) width(prompt uint64) (*Counterexample, error) {
+	for _, local := range w.locals(prompt) {
+		if ce, err := w.fetched(prompt, local); ce != nil || err != nil {
+			return ce, err
+		}
+	}
+	draw := rng(w.options.Seed ^ prompt<<5)
+	for _, junction := range [...]uint64{0, 1 + draw.below(prompt)} {
+		if ce, err := w.stored(plan.Start{PromptTokens: prompt, JunctionTokens: junction}, &draw); ce != nil || err != nil {
+			return ce, err
+		}
+	}
+	return nil, nil
+}
+
+// fetched judges one consumer's demand against its need.
+func (w *worker) fetched(prompt, local uint64) (*Counterexample, error) {
+	pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt, LocalTokens: local}, nil)
+	if err != nil || pl.Deferred || pl.ResumeTokens <= local {
+		return nil, err // the sweep has judged the same plan
+	}
+	for g := range pl.Demand {
+		ct, x := w.model().Groups[g].ChunkTokens, &w.widths[g]
+		need, err := w.need(g, ct, prompt, pl.ResumeTokens)
+		if err != nil {
+			return w.broken("width", prompt, err)
+		}
+		w.count("width")
+		surplus := minus(pl.Demand[g], need)
+		n := uint64(surplus.Count())
+		x.Fetched += uint64(pl.Demand[g].Count())
+		x.Unread += n
+		if n == 0 {
+			continue
+		}
+		x.unread(n, prompt, local)
+		most := uint64(0)
+		if x.ClaimTokens > 0 { // the extra tokens may begin and end inside a chunk
+			most = (x.ClaimTokens+ct-1)/ct + 1
+		}
+		if n > most && x.Unbounded == "" {
+			ce := &Counterexample{PromptTokens: prompt, LocalTokens: local, ResumeTokens: pl.ResumeTokens}
+			why := fmt.Sprintf("the consumer fetches %s that attention does not read; %s", x.size(n), x.allowed(most))
+			return w.fail(ce, "width", g, why, row{"demand", pl.Demand}, row{"need", at(g, need)}, row{"surplus", at(g, surplus)}), nil
+		}
+	}
+	return nil, nil
+}
+
+// allowed says what the claim lets through.
+func (x *Width) allowed(most uint64) string {
+	if x.ClaimTokens == 0 {
+		return "the rule claims no extra tokens (parameter " + ExtraParam + ", in tokens)"
+	}
+	return fmt.Sprintf("the rule claims %d extra tokens, at most %d chunks", x.ClaimTokens, most)
+}
+
+// stored judges what one request supplies, at its prompt's end and when the text ends
+// there, against the demands that its points of resumption make.
+func (w *worker) stored(s plan.Start, draw *rng) (*Counterexample, error) {
+	supply, resume, err := w.planner.PromptSupply(s)
+	if err != nil {
+		return w.broken("width", s.PromptTokens, err)
+	}
+	text, next, err := w.planner.TextSupply(s, s.PromptTokens)
+	if err != nil {
+		return w.broken("width", s.PromptTokens, err)
+	}
+	points := []uint64{resume, next}
+	if j := s.JunctionTokens; j > 0 {
+		_, at, err := w.planner.TextSupply(plan.Start{PromptTokens: j}, j)
+		if err != nil {
+			return w.broken("width", s.PromptTokens, err)
+		}
+		points = append(points, at)
+	}
+	saves, err := w.saved(s)
+	if err != nil {
+		return w.broken("width", s.PromptTokens, err)
+	}
+	for g := range supply {
+		supply[g].Or(text[g])
+		w.count("width")
+		x := &w.widths[g]
+		if saves[g] {
+			x.Unbounded = "the engine saves a state at every chunk, and any of them can be resumed"
+		}
+		idle, stored, err := w.idle(g, s.PromptTokens, supply[g], points, draw)
+		if err != nil {
+			return w.broken("width", s.PromptTokens, err)
+		}
+		n := uint64(idle.Count())
+		x.Stored += stored
+		x.Idle += n
+		if n == 0 {
+			continue
+		}
+		x.idle(n, s.PromptTokens)
+		if x.Unbounded == "" {
+			ce := &Counterexample{PromptTokens: s.PromptTokens, JunctionTokens: s.JunctionTokens, ResumeTokens: resume}
+			why := fmt.Sprintf("the producer stores %s that nobody fetches: no consumer of this prompt, of the next turn, or at an aligned point", x.size(n))
+			return w.fail(ce, "width", g, why, row{"supply", supply}, row{"surplus", at(g, idle)}), nil
+		}
+	}
+	return nil, nil
+}
+
+// alignedTries is how many intervals between aligned points are tried at each end, and
+// drawn between: a short alignment has thousands, all alike.
+const alignedTries = 3
+
+// idle returns the chunks of a supply that no scan demands which resumes at one of the points
+// or at an aligned one, and how many chunks of the supply were looked at. A tail never
+// reaches less far back at an earlier point, so a chunk that is not demanded at the first
+// aligned point behind it is not at any later one.
+func (w *worker) idle(g int, prompt uint64, supply abi.Bitmap, points []uint64, draw *rng) (idle abi.Bitmap, stored uint64, err error) {
+	if !w.subject.Groups[g].forgets() && w.widths[g].Unbounded == "" {
+		return nil, uint64(supply.Count()), nil
+	}
+	rest := append(abi.Bitmap{}, supply...)
+	for _, n := range points {
+		if err := w.unmark(g, prompt, 0, n, rest); err != nil {
+			return nil, 0, err
+		}
+	}
+	ct, a := w.model().Groups[g].ChunkTokens, w.model().AlignTokens
+	judged := abi.NewBitmap(64 * len(rest))
+	if a == 0 {
+		return rest, uint64(supply.Count()), nil
+	}
+	end := prompt
+	if c := w.model().MaxStoreTokens; c > 0 {
+		end = min(end, c)
+	}
+	last := end / a // the interval before point i+1 is i; the one behind the last point has none
+	var tries []uint64
+	for i := range uint64(alignedTries) {
+		tries = append(tries, min(i, last), last-min(last, i), draw.below(last+1))
+	}
+	slices.Sort(tries)
+	for _, i := range slices.Compact(tries) {
+		lo, hi := i*a/ct, min((i+1)*a/ct, uint64(64*len(rest)))
+		if lo >= hi {
+			continue
+		}
+		judged.SetRange(int(lo), int(hi))
+		if c := rest.Next(int(lo)); i < last && c >= 0 && uint64(c) < hi {
+			if err := w.unmark(g, prompt, uint64(c)*ct, (i+1)*a, rest); err != nil {
+				return nil, 0, err
+			}
+		}
+	}
+	rest.And(judged)
+	judged.And(supply)
+	return rest, uint64(judged.Count()), nil
+}
+
+// unmark takes out of set what group g fetches to resume at token n, with a local prefix,
+// when everything is there.
+func (w *worker) unmark(g int, prompt, local, n uint64, set abi.Bitmap) error {
+	if n <= local {
+		return nil
+	}
+	gr := &w.model().Groups[g]
+	ct := gr.ChunkTokens
+	r := abi.Round{
+		BlockTokens: gr.BlockTokens, ChunkTokens: ct, PromptTokens: prompt, StoredTokens: prompt, AlignTokens: w.model().AlignTokens,
+		LocalTokens: local, BoundTokens: n, Lo: uint32(local / ct), Hi: uint32((n + ct - 1) / ct),
+	}
+	hits, demand := abi.NewStates(r.Chunks()), abi.NewBitmap(r.Chunks())
+	hits.Fill(0, r.Chunks(), abi.Hit)
+	if _, err := gr.Rule.Scan(r, hits, demand); err != nil {
+		return &plan.RuleError{Group: gr.Name, Func: "scan", Round: r, Err: err}
+	}
+	for i := demand.Next(0); i >= 0; i = demand.Next(i + 1) {
+		if c := i + int(r.Lo); c < 64*len(set) {
+			set.Unset(c)
+		}
+	}
+	return nil
+}
+
+// reported merges what the workers have seen.
+func (r *run) reported() []Width {
+	out := r.newWidths(r.workers[0].model())
+	for _, w := range r.workers {
+		for g := range out {
+			out[g].add(&w.widths[g])
+			if out[g].Unbounded == "" {
+				out[g].Unbounded = w.widths[g].Unbounded
+			}
+		}
+	}
+	return out
+}
