@@ -90,8 +90,10 @@ type Verdict struct {
 	Relations        map[string]uint64 `json:"relations"`
 	Seconds          float64           `json:"seconds"`
 	// LoadSeconds is how long it took to load and compile the rules.
-	LoadSeconds    float64               `json:"load_seconds"`
-	UnverifiedNeed []string              `json:"unverified_need,omitempty"`
+	LoadSeconds    float64  `json:"load_seconds"`
+	UnverifiedNeed []string `json:"unverified_need,omitempty"`
+	// Width says, per group, what is fetched and stored beyond need.
+	Width          []check.Width         `json:"width,omitempty"`
 	Counterexample *check.Counterexample `json:"counterexample,omitempty"`
 	// Undecided says why there is no verdict.
 	Undecided string `json:"undecided,omitempty"`
@@ -100,6 +102,8 @@ type Verdict struct {
 	Reached []string `json:"reached,omitempty"`
 	// Against is the other deployment, when the verdict is that of a pair.
 	Against *Side `json:"against,omitempty"`
+	// Ways says of a pair what each direction came to.
+	Ways []check.Way `json:"ways,omitempty"`
 	// Reused says that the verdict was kept from an earlier run.
 	Reused bool `json:"reused,omitempty"`
 	// NotKept says why an accepted verdict could not be kept for the next run.
@@ -335,11 +339,13 @@ func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options)
 	return e, nil
 }
 
-func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) error {
+// subject returns what the check judges of an entry.
+func (e *Entry) subject() check.Subject {
 	d := e.Deployment
-	s := check.Subject{MaxTokens: d.MaxTokens, PD: has(d.Legs, "pd"), Probe: has(d.Legs, "probe")}
+	s := check.Subject{Name: d.File(), MaxTokens: d.MaxTokens, PD: has(d.Legs, "pd"), Probe: has(d.Legs, "probe"),
+		Produces: has(d.Roles, "producer"), Consumes: has(d.Roles, "consumer")}
 	for i := range d.Groups {
-		s.Groups = append(s.Groups, check.Claim{Manifest: e.rules[i].spec.Manifest(), Params: e.rules[i].values})
+		s.Groups = append(s.Groups, check.Claim{Manifest: e.rules[i].spec.Manifest(), Params: e.rules[i].values, ChunkBytes: d.Groups[i].ChunkBytes()})
 	}
 	// An instance of its own makes calls cheaper for as many workers as run at a time; more
 	// of them, which wait for a process most of the time, share.
@@ -352,20 +358,22 @@ func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) er
 		}
 		return m.Model, m.release, nil
 	}
-	o.Check.Workers = e.workers(o.Check.Workers)
 	s.Fresh, s.Near = e.fresh, e.near
+	return s
+}
+
+func (e *Entry) judge(ctx context.Context, o Options, clock func() time.Time) error {
+	d, s := e.Deployment, e.subject()
+	o.Check.Workers = e.workers(o.Check.Workers)
 	began := clock()
 	rep, err := check.Run(ctx, s, o.Check)
 	if err != nil {
 		return fmt.Errorf("check deployment %s: %w", d.Model, err)
 	}
 	v := &Verdict{
-		Verdict: Accepted, Model: d.Model, Engine: d.Engine, DeploymentDigest: d.Digest(), RulesDigest: e.RulesDigest(), Checker: o.Checker,
+		Verdict: Accepted, Model: d.Model, Engine: d.Engine, DeploymentDigest: d.Digest(), RulesDigest: e.RulesDigest(), Checker: o.Checker, Rules: e.ruleIDs(),
 		Domain: rep.Domain, DomainText: rep.Domain.Lines(), Relations: rep.Cases,
-		UnverifiedNeed: rep.Unverified, Counterexample: rep.Counterexample, Reached: rep.Reached,
-	}
-	for i := range e.rules {
-		v.Rules = append(v.Rules, e.rules[i].RuleID)
+		UnverifiedNeed: rep.Unverified, Width: rep.Width, Counterexample: rep.Counterexample, Reached: rep.Reached,
 	}
 	for _, n := range rep.Cases {
 		v.Cases += n

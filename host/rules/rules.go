@@ -52,27 +52,11 @@ func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered
 	if err := served(d); err != nil {
 		return nil, err
 	}
-	po := plugins.Options{BaseDir: d.Dir(), Log: o.Log}
-	if o.Check.Seed == 0 {
-		o.Check.Seed = DefaultSeed
-	}
-	ro := registry.Options{Check: o.Check, Now: time.Now}
-	var err error
-	if ro.Checker, err = checker(); err != nil {
+	ro, err := o.registry()
+	if err != nil {
 		return nil, err
 	}
-	if o.StateDir != "" {
-		po.CacheDir = filepath.Join(o.StateDir, "compiled")
-		ro.Verdicts = dirStore(filepath.Join(o.StateDir, "verdicts"))
-	}
-	loader := plugins.NewLoader(po)
-	open := func(ctx context.Context, _, ref string) (registry.Opened, error) {
-		p, err := loader.Open(ctx, ref)
-		if err != nil {
-			return registry.Opened{}, err
-		}
-		return registry.Opened{Spec: p.Spec, Digest: p.Digest, Source: p.Source}, nil
-	}
+	loader, open := o.opener(d)
 	e, err := registry.Register(ctx, d, open, ro)
 	if err != nil {
 		if c := loader.Close(context.WithoutCancel(ctx)); c != nil {
@@ -85,6 +69,60 @@ func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered
 		return nil, err
 	}
 	return &Registered{e, loader}, nil
+}
+
+// registry returns the options of package registry.
+func (o *Options) registry() (ro registry.Options, err error) {
+	ro = registry.Options{Check: o.Check, Now: time.Now}
+	if ro.Check.Seed == 0 {
+		ro.Check.Seed = DefaultSeed
+	}
+	if o.StateDir != "" {
+		ro.Verdicts = dirStore(filepath.Join(o.StateDir, "verdicts"))
+	}
+	ro.Checker, err = checker()
+	return ro, err
+}
+
+// opener returns what opens the references of a deployment's file.
+func (o *Options) opener(d *deploy.Deployment) (*plugins.Loader, registry.Opener) {
+	po := plugins.Options{BaseDir: d.Dir(), Log: o.Log}
+	if o.StateDir != "" {
+		po.CacheDir = filepath.Join(o.StateDir, "compiled")
+	}
+	loader := plugins.NewLoader(po)
+	return loader, func(ctx context.Context, _, ref string) (registry.Opened, error) {
+		p, err := loader.Open(ctx, ref)
+		if err != nil {
+			return registry.Opened{}, err
+		}
+		return registry.Opened{Spec: p.Spec, Digest: p.Digest, Source: p.Source}, nil
+	}
+}
+
+// Against judges two deployments against each other by relation pair, as
+// [registry.Against] does, and neither of them alone. Such a verdict is not kept.
+func Against(ctx context.Context, a, b *deploy.Deployment, o Options) (v *registry.Verdict, err error) {
+	ro, err := o.registry()
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	var entries []*registry.Entry
+	for _, d := range [...]*deploy.Deployment{a, b} {
+		loader, open := o.opener(d)
+		defer func() { err = errors.Join(err, loader.Close(context.WithoutCancel(ctx))) }()
+		e, err := registry.Open(ctx, d, open)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", d.File(), err)
+		}
+		entries = append(entries, e)
+	}
+	loaded := time.Since(began)
+	if v, err = registry.Against(ctx, entries[0], entries[1], ro); v != nil {
+		v.LoadSeconds = loaded.Seconds()
+	}
+	return v, err
 }
 
 // checker returns the digest of the running executable.

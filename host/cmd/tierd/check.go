@@ -66,6 +66,9 @@ rules of that release: which chunks its consumers ask for and its producers neve
 With --model it derives the deployment from the config.json of a Hugging Face model, and
 judges that; --print-deployment shows it, as a file to keep.
 
+With --against it judges two versions of a deployment instead, as a rolling upgrade has
+them side by side: producers of the one before consumers of the other.
+
 Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 2 could not decide.`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -93,6 +96,7 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 	f.Float64Var(&a.budgetSeconds, "budget", 0, "of a deployment: the most seconds that the check may take; when they are spent the verdict is undecided (0 = no limit)")
 	engineFlags(f, &a)
 	modelFlags(f, &a)
+	pairFlags(f, &a)
 	return cmd
 }
 
@@ -106,6 +110,8 @@ func runCheck(cmd *cobra.Command, arg string, a *checkArgs) error {
 		err = checkDeployment(cmd, arg, a)
 	case plugin && a.engineGiven(cmd.Flags()) != "":
 		err = fmt.Errorf("--%s is for a deployment, and %s is taken for a plugin: a stock engine runs none", a.engineGiven(cmd.Flags()), arg)
+	case plugin && a.against != "":
+		err = fmt.Errorf("--against is for a deployment file, and %s is taken for a plugin", arg)
 	case plugin:
 		err = tryPlugin(cmd.Context(), ref, a.tryArgs, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	case cmd.Flags().Changed("twin") || cmd.Flags().Changed("legs"):
@@ -163,9 +169,12 @@ func checkDeployment(cmd *cobra.Command, path string, a *checkArgs) error {
 		}
 	}
 	var v *registry.Verdict
-	if d.IsStock() {
+	switch {
+	case a.against != "":
+		v, err = judgePair(ctx, cmd, d, at, a)
+	case d.IsStock():
 		v, err = judgeStock(ctx, d, at, cmd.ErrOrStderr())
-	} else {
+	default:
 		v, err = judge(ctx, d, a.state, a.seed, cmd.ErrOrStderr())
 	}
 	if err != nil {
@@ -309,6 +318,14 @@ func printVerdict(w io.Writer, v *registry.Verdict) {
 	}
 	if len(v.UnverifiedNeed) > 0 {
 		fmt.Fprintf(w, "  %-12s of %s: no mask of the list describes it, so it is taken on trust\n", "need", strings.Join(v.UnverifiedNeed, ", "))
+	}
+	printPair(w, v)
+	for i := range v.Width {
+		label := ""
+		if i == 0 {
+			label = "width"
+		}
+		fmt.Fprintf(w, "  %-12s %s\n", label, &v.Width[i])
 	}
 	fmt.Fprintf(w, "  %-12s deployment %s, rules %s, checker %s\n", "digests", short(v.DeploymentDigest), short(v.RulesDigest), short(v.Checker))
 }

@@ -140,8 +140,11 @@ func judgeStock(ctx context.Context, d *deploy.Deployment, at *stock.At, progres
 // relationsOf returns the relations that a verdict's engine has, in the order in which they
 // run.
 func relationsOf(v *registry.Verdict) []string {
-	if v.Engine == deploy.EngineTierd {
-		return check.Relations
+	switch {
+	case v.Engine != deploy.EngineTierd:
+		return stock.Relations
+	case v.Against != nil:
+		return []string{check.PairRelation}
 	}
-	return stock.Relations
+	return check.Relations
 }

@@ -52,6 +52,7 @@ func startsAsWasm(path string) bool {
 type tryArgs struct {
 	state, twin string
 	legs        []string
+	against     string // of a deployment: the other version
 	seed        uint64
 	asJSON      bool
 	// budgetSeconds is the most that a deployment's check may take; 0 = no limit.
