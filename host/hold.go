@@ -1,8 +1,10 @@
 package host
 
 import (
+	"context"
 	"errors"
 
+	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/host/tier"
 )
 
@@ -19,6 +21,9 @@ type hold struct {
 func pinned(ref tier.Ref) hold { return hold{bytes: ref.Bytes, sum: ref.Sum, ref: ref} }
 
 func (h *hold) zero() bool { return h.bytes == nil }
+
+// isPrivate reports whether the hold is a copy without a key.
+func (h *hold) isPrivate() bool { return !h.zero() && h.ref.Zero() }
 
 // verify compares the bytes with the checksum made when they were stored.
 func (h *hold) verify() error {
@@ -37,6 +42,54 @@ func (n *Node) letGo(h hold) {
 	default:
 		_ = n.tier.Drop(h.private)
 	}
+}
+
+// name ends a private hold by giving the content to the tier under its key, unpinned. With
+// an error, such as tier.ErrExists while another slot has the key, the hold goes on.
+func (n *Node) name(h hold, key tier.Key) error {
+	if err := n.tier.Name(h.private, key); err != nil {
+		return err
+	}
+	if _, err := n.tier.Commit(h.private, h.sum, int64(len(h.bytes)), false); err != nil {
+		_ = n.tier.Drop(h.private) // stale only when the tier is closed
+	}
+	return nil
+}
+
+// adopt gives private copies to the tier once their keys are free. While another request is
+// still writing a key it waits, within the deadline for PENDING: when that request gives up,
+// the copy is all there is. A copy that nobody needs is dropped.
+func (n *Node) adopt(offers []offer) {
+	var bytes int64
+	for _, o := range offers {
+		bytes += int64(len(o.hold.bytes))
+	}
+	ctx, cancel := context.WithTimeout(n.life, n.pendingLimit(bytes))
+	defer cancel()
+	for _, o := range offers {
+		for !n.adopted(ctx, o) {
+		}
+	}
+}
+
+// adopted ends one private copy, or waits for a change and reports false.
+func (n *Node) adopted(ctx context.Context, o offer) bool {
+	changed := n.tier.Watch(o.key)
+	err := n.name(o.hold, o.key)
+	if err == nil {
+		return true
+	}
+	state := abi.NewStates(1)
+	n.tier.Lookup([]tier.Key{o.key}, state)
+	if errors.Is(err, tier.ErrExists) && state.At(0) != abi.Hit && ctx.Err() == nil {
+		select {
+		case <-changed:
+			return false
+		case <-ctx.Done():
+		}
+	}
+	n.letGo(o.hold)
+	return true
 }
 
 // distrust takes a chunk whose bytes are wrong out of the tier, so that the next

@@ -88,7 +88,9 @@ func (m *meeting) free(transfer string, key tier.Key) {
 	if len(stack) == 0 {
 		return
 	}
-	m.node.letGo(stack[len(stack)-1])
+	if h := stack[len(stack)-1]; !h.isPrivate() || m.node.name(h, key) != nil {
+		m.node.letGo(h)
+	}
 	if len(stack) > 1 {
 		m.holds[transfer][key] = stack[:len(stack)-1]
 		return

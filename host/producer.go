@@ -185,6 +185,15 @@ type copyWork struct {
 
 // Store implements engine.Request.
 func (p *producer) Store(s engine.Step) (engine.Job, error) {
+	todo, err := p.take(s)
+	if err != nil {
+		return nil, err
+	}
+	return func() *enginepb.Event { return p.run(todo) }, nil
+}
+
+// take brings a step to the machine and resolves what it asks for.
+func (p *producer) take(s engine.Step) ([]work, error) {
 	if p.broken != nil {
 		return nil, status.Errorf(codes.Internal, "request %q: %v; finish it with abort", p.name, p.broken)
 	}
@@ -210,8 +219,7 @@ func (p *producer) Store(s engine.Step) (engine.Job, error) {
 	if err != nil {
 		return nil, p.breakDown(err)
 	}
-	todo = append(todo, p.resolve(&fx))
-	return func() *enginepb.Event { return p.run(todo) }, nil
+	return append(todo, p.resolve(&fx)), nil
 }
 
 // breakDown notes that the machine's state cannot be trusted after a rule's error.
@@ -432,7 +440,8 @@ func (p *producer) finishWork(w *work) {
 	}
 }
 
-// flush hands the offers to the transfer. Without one they stay in the tier, unpinned.
+// flush hands the offers to the transfer. Without one they stay in the tier, unpinned: a
+// private copy as soon as its key is free, if the request that is writing the key gives up.
 func (p *producer) flush() {
 	offers := p.offers
 	p.offers = nil
@@ -440,8 +449,16 @@ func (p *producer) flush() {
 		p.node.meeting.supply(p.transfer, offers)
 		return
 	}
+	var private []offer
 	for _, o := range offers {
+		if o.hold.isPrivate() {
+			private = append(private, o)
+			continue
+		}
 		p.node.letGo(o.hold)
+	}
+	if len(private) > 0 {
+		p.node.wg.Go(func() { p.node.adopt(private) })
 	}
 }
 
