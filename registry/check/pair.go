@@ -88,9 +88,13 @@ func (rep *Report) oneWay(ctx context.Context, producer, consumer Subject, o Opt
 	}
 	rep.Domain = r.domain
 	way := Way{Producer: producer.Name, Consumer: consumer.Name}
+	edges := lengths{len(r.domain.edges), r.domain.edges}
+	if producer.Probe && consumer.Probe {
+		r.add("leg probe", "edge lengths", edges, 8, (*worker).pairProbe)
+	}
 	if producer.PD && consumer.PD {
 		r.add("covers", "prompt lengths", lengths{n: int(r.domain.PromptTokens)}, 256, (*worker).pairSweep)
-		r.add("consumers and producers", "edge lengths", lengths{len(r.domain.edges), r.domain.edges}, 8, (*worker).pairEdges)
+		r.add("consumers and producers", "edge lengths", edges, 8, (*worker).pairEdges)
 	}
 	for _, s := range r.stages {
 		if way.Counterexample, err = r.stage(ctx, s); way.Counterexample != nil || err != nil {
@@ -216,10 +220,7 @@ func (w *worker) pairEdges(prompt uint64) (*Counterexample, error) {
 	if ce, err := w.pairConsumers(prompt, supply, &draw); ce != nil || err != nil {
 		return ce, err
 	}
-	if ce, err := w.pairProducers(prompt, &draw); ce != nil || err != nil {
-		return ce, err
-	}
-	return w.pairProbe(prompt, supply)
+	return w.pairProducers(prompt, &draw)
 }
 
 // pairConsumers judges consumers with local prefixes, load caps and tiers of their own.
@@ -318,10 +319,12 @@ func (w *worker) pairProducers(prompt uint64, draw *rng) (*Counterexample, error
 }
 
 // pairProbe counts the prompts for which a lookup finds less than it would in the supply of
-// the consumer's own version.
-func (w *worker) pairProbe(prompt uint64, supply []abi.Bitmap) (*Counterexample, error) {
-	if !w.subject.Probe || !w.partner().subject.Probe {
-		return nil, nil
+// the consumer's own version. Where leg pd is covered there are none; where it is refused
+// or not used, they say what leg probe is worth.
+func (w *worker) pairProbe(prompt uint64) (*Counterexample, error) {
+	supply, _, err := w.partner().planner.PromptSupply(plan.Start{PromptTokens: prompt})
+	if err != nil {
+		return w.pairBroken(w.partner(), prompt, err)
 	}
 	resume, err := w.probed(prompt, supply)
 	if err != nil {

@@ -122,18 +122,19 @@ func TestPairOfTwoVersions(t *testing.T) {
 }
 
 // TestPairProbeIsReported: a consumer that finds less than in its own version's supply is
-// no failure, but is counted.
+// no failure, but is counted, whether leg pd is used or not.
 func TestPairProbeIsReported(t *testing.T) {
-	rep := against(t, subject(300, 0, nil, window(20, 0, 4, 2), full(4, 4)), subject(300, 0, nil, window(9, 0, 4, 2), full(4, 4)))
-	require.Equal(t, []string{"b to a"}, refusedWays(rep))
-	require.Zero(t, rep.Ways[0].Earlier)
-
-	a, b := subject(300, 0, nil, window(20, 0, 4, 2), full(4, 4)), storing(100, subject(300, 0, nil, window(20, 0, 4, 2), full(4, 4)))
-	a.PD, b.PD = false, false
-	rep = against(t, a, b)
-	require.Nil(t, rep.Counterexample)
-	for _, w := range rep.Ways {
-		require.Zero(t, w.Cases, "no leg demands without a lookup")
+	for _, pd := range []bool{true, false} {
+		a, b := subject(300, 0, nil, window(20, 0, 4, 2), full(4, 4)), subject(300, 0, nil, window(40, 0, 4, 2), full(4, 4))
+		a.PD, b.PD = pd, pd
+		rep := against(t, a, b)
+		require.Equal(t, pd, rep.Counterexample != nil)
+		narrow, wide := rep.Ways[0], rep.Ways[1] // the producer's window
+		require.Equal(t, pd, narrow.Cases > 0)
+		require.Equal(t, narrow.Probes, wide.Probes)
+		require.Greater(t, narrow.Earlier, narrow.Probes/2)
+		require.Less(t, narrow.Earlier, narrow.Probes, "short prompts have no tail")
+		require.Zero(t, wide.Earlier)
 	}
 }
 

@@ -73,7 +73,7 @@ func printPair(w io.Writer, v *registry.Verdict) {
 			outcome = "nothing is demanded without a lookup"
 		}
 		fmt.Fprintf(w, "  %-12s producer %s, consumer %s: %s\n", label, way.Producer, way.Consumer, outcome)
-		if way.Earlier > 0 && way.Counterexample == nil {
+		if way.Earlier > 0 {
 			fmt.Fprintf(w, "  %-12s   in leg probe it resumes earlier than with a producer of its own version for %d of %d prompt lengths\n", "", way.Earlier, way.Probes)
 		}
 	}
