@@ -23,8 +23,8 @@
 //	          abort keeps the aligned tails
 //	warm      a producer whose GPU or tier already holds a prefix supplies as much
 //	width     what is fetched and stored beyond what attention reads is what the rule claims
-//	pair      all of covers, caps and warm, and needs, with a producer of one version and a
-//	          consumer of another; see [Pair]
+//	pair      covers, caps and warm, with a producer of one version and a consumer of
+//	          another; see [Pair]
 //
 // The relation cascade judges how a host answers for each state of a chunk in its tier. It
 // is driven on the real tier, in the tests of package host.
@@ -47,8 +47,8 @@
 // prompt fetches. A rule that wants more says so with a parameter named extra, in tokens:
 // that many before those that attention reads may be fetched, and are then kept as well. A
 // policy that narrows widens nothing. Two groups are only reported: one whose need no mask
-// confirms, and one whose engine saves a recurrent state at every chunk, which costs no
-// more to keep than to drop.
+// confirms, and one that counts on an engine which saves a recurrent state at every chunk,
+// so that any of them can be resumed.
 //
 // # Order
 //
