@@ -194,7 +194,7 @@ func TestShippedRulesRaiseNoAlarm(t *testing.T) {
 func drawnSubject(t *rapid.T) check.Subject {
 	n := func(name string, lo, hi uint64) uint64 { return rapid.Uint64Range(lo, hi).Draw(t, name) }
 	parts := []part{full(4, n("full blocks", 1, 4))}
-	groups := n("groups", 1, 2)
+	groups, reads := n("groups", 1, 2), ""
 	for i := range groups {
 		p := part{name: []string{"a", "b"}[i], block: rapid.SampledFrom([]uint64{1, 4, 8}).Draw(t, "block"), blocks: n("blocks", 1, 3)}
 		switch rapid.IntRange(0, 6).Draw(t, "rule") {
@@ -202,16 +202,12 @@ func drawnSubject(t *rapid.T) check.Subject {
 			p.spec, p.params = specs.Window(), []uint64{n("window", 1, 60), n("extra", 0, 20)}
 		case 2:
 			p.spec, p.params = specs.Sink(), []uint64{n("sink", 1, 20), n("window", 1, 60)}
-		case 3: // a multiple of the chunk: else a machine cannot stage for every text's end
-			p.spec, p.params = specs.Chunked(), []uint64{p.block * p.blocks * n("attention chunks", 1, 4)}
+		case 3:
+			p.spec, p.params = specs.Chunked(), []uint64{n("attention chunk", 1, 60)}
 		case 4:
 			p.spec, p.params, p.blocks = specs.State(), []uint64{n("mode", 0, 1)}, 1
-		case 5: // alone: what it leaves out of a generated text, no other group is told of
-			if groups > 1 {
-				p.spec = specs.Hidden()
-				break
-			}
-			p.spec, p.params = specs.RSWA(), []uint64{n("window", 1, 60)}
+		case 5:
+			p.spec, p.params, reads = specs.RSWA(), []uint64{n("window", 1, 60)}, "less of a generated text"
 		case 6:
 			p.spec, p.params = specs.Latent(), []uint64{1}
 		}
@@ -231,6 +227,9 @@ func drawnSubject(t *rapid.T) check.Subject {
 		policies = []abi.Spec{minPull(n("min pull", 1, 60))}
 	case 3:
 		policies = []abi.Spec{policy.PromptOnly(), firstTokens(n("cap", 1, 150))}
+	}
+	if reads != "" { // so what other groups decode is computed from less, too
+		policies = append(policies, policy.PromptOnly())
 	}
 	return storing(rapid.SampledFrom([]uint64{0, 0, 33, 90}).Draw(t, "store cap"), subject(40+n("longest", 0, 50), lcm*n("align", 0, 2), policies, parts...))
 }

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -155,7 +156,7 @@ func (w *worker) fetched(prompt, local uint64) (*Counterexample, error) {
 	}
 	for g := range pl.Demand {
 		ct, x := w.model().Groups[g].ChunkTokens, &w.widths[g]
-		need, err := w.need(g, ct, prompt, pl.ResumeTokens)
+		need, err := w.read(g, ct, prompt, pl.ResumeTokens)
 		if err != nil {
 			return w.broken("width", prompt, err)
 		}
@@ -179,6 +180,25 @@ func (w *worker) fetched(prompt, local uint64) (*Counterexample, error) {
 		}
 	}
 	return nil, nil
+}
+
+// read returns what a consumer that resumes at token n may fetch of group g. Inside a chunk
+// from which attention reads nothing, such as where a run of chunked attention ends, that is
+// the chunk and what is read a token earlier: no longer prompt looks at such a point, so a
+// rule need not tell it from the points around it.
+func (w *worker) read(g int, chunk, prompt, n uint64) (abi.Bitmap, error) {
+	need, err := w.need(g, chunk, prompt, n)
+	if err == nil && n%chunk != 0 && need.Empty() {
+		need, err = w.need(g, chunk, prompt, n-1)
+		if errors.Is(err, abi.ErrNoResume) {
+			return nil, nil
+		}
+		may := abi.NewBitmap(int(n/chunk) + 1)
+		copy(may, need)
+		may.Set(int(n / chunk)) // with runs of one token nothing is ever read
+		return may, err
+	}
+	return need, err
 }
 
 // allowed says what the claim lets through.
