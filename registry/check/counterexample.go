@@ -228,13 +228,11 @@ func zeroed(b abi.Bitmap, n int) abi.Bitmap {
 	return abi.NewBitmap(n)
 }
 
-// String draws the counterexample: the facts of the case, then for each group a ruler of
-// chunks with one line a set, the failing group's missing chunks marked.
-func (ce *Counterexample) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "refused by relation %s, group %s: %s\n\n", ce.Relation, ce.Group, ce.Why)
+// Case returns what is known of the case and is not nothing, in the order in which it is
+// drawn: Facts are among it.
+func (ce *Counterexample) Case() (facts []Fact) {
 	if ce.Producer != "" {
-		fmt.Fprintf(&b, "  %-24s %s\n  %-24s %s\n", "producer", ce.Producer, "consumer", ce.Consumer)
+		facts = append(facts, Fact{"producer", ce.Producer}, Fact{"consumer", ce.Consumer})
 	}
 	for _, f := range []struct {
 		name string
@@ -257,14 +255,23 @@ func (ce *Counterexample) String() string {
 		{"should resume at", ce.WantTokens, ce.WantTokens != 0},
 	} {
 		if f.show {
-			fmt.Fprintf(&b, "  %-24s %d tokens\n", f.name, f.v)
+			facts = append(facts, Fact{f.name, fmt.Sprintf("%d tokens", f.v)})
 		}
 	}
-	for _, f := range ce.Facts {
-		fmt.Fprintf(&b, "  %-24s %s\n", f.Name, f.Value)
-	}
+	facts = append(facts, ce.Facts...)
 	if ce.States != "" {
-		fmt.Fprintf(&b, "  %-24s %s from chunk %d (M miss, H hit, P pending, R retry)\n", "lookup states", ce.States, ce.StatesFrom)
+		facts = append(facts, Fact{"lookup states", fmt.Sprintf("%s from chunk %d (M miss, H hit, P pending, R retry)", ce.States, ce.StatesFrom)})
+	}
+	return facts
+}
+
+// String draws the counterexample: the facts of the case, then for each group a ruler of
+// chunks with one line a set, the failing group's missing chunks marked.
+func (ce *Counterexample) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "refused by relation %s, group %s: %s\n\n", ce.Relation, ce.Group, ce.Why)
+	for _, f := range ce.Case() {
+		fmt.Fprintf(&b, "  %-24s %s\n", f.Name, f.Value)
 	}
 	if ce.Twice != nil {
 		ce.Twice.draw(&b)
