@@ -43,6 +43,12 @@ type Options struct {
 	// Checker identifies the code that judges, such as the digest of the executable. A
 	// kept verdict counts only for the same one.
 	Checker string
+	// Certified, when set, is asked for a verdict from elsewhere on what is about to be
+	// judged, which want says as far as it is known before: model, engine, digests, rules,
+	// checker, and the domain's seed and longest prompt. nil = there is none, and the check
+	// runs. A verdict that does not fit want is not used. It is not kept either: whoever
+	// gave it may take it back.
+	Certified func(want *Verdict) *Verdict
 	// Now, when set, times the check. Without it Verdict.Seconds is 0.
 	Now func() time.Time
 }
@@ -106,6 +112,9 @@ type Verdict struct {
 	Ways []check.Way `json:"ways,omitempty"`
 	// Reused says that the verdict was kept from an earlier run.
 	Reused bool `json:"reused,omitempty"`
+	// Certificate is the key that signed the verdict, "sha256:..." of its public half, when
+	// the verdict was not found here but taken from a certificate.
+	Certificate string `json:"certificate,omitempty"`
 	// NotKept says why an accepted verdict could not be kept for the next run.
 	NotKept string `json:"not_kept,omitempty"`
 }
@@ -323,6 +332,11 @@ func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options)
 		e.Verdict = v
 		return e, nil
 	}
+	if v := e.certified(o); v != nil {
+		v.LoadSeconds = loaded.Seconds()
+		e.Verdict = v
+		return e, nil
+	}
 	if err := e.judge(ctx, o, clock); err != nil {
 		return nil, err
 	}
@@ -337,6 +351,22 @@ func Register(ctx context.Context, d *deploy.Deployment, open Opener, o Options)
 		e.Verdict.NotKept = err.Error() // it is a verdict all the same
 	}
 	return e, nil
+}
+
+// certified returns the verdict of Options.Certified when it is one on this entry.
+func (e *Entry) certified(o Options) *Verdict {
+	if o.Certified == nil {
+		return nil
+	}
+	d := e.Deployment
+	want := &Verdict{Model: d.Model, Engine: d.Engine, DeploymentDigest: d.Digest(), RulesDigest: e.RulesDigest(), Checker: o.Checker, Rules: e.ruleIDs()}
+	want.Domain.Seed, want.Domain.PromptTokens = o.Check.Seed, d.MaxTokens
+	v := o.Certified(want)
+	if v == nil || v.Verdict != Accepted || !v.of(e) || v.Engine != want.Engine || v.Checker != want.Checker || v.Against != nil ||
+		v.Domain.Seed != want.Domain.Seed || v.Domain.PromptTokens != want.Domain.PromptTokens {
+		return nil
+	}
+	return v
 }
 
 // subject returns what the check judges of an entry.

@@ -13,6 +13,7 @@ import (
 	"github.com/tierd/tierd/abi"
 	"github.com/tierd/tierd/abi/abitest"
 	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/check"
 	"github.com/tierd/tierd/registry/deploy"
 	"github.com/tierd/tierd/specs"
 	"github.com/tierd/tierd/specs/policy"
@@ -171,4 +172,47 @@ func TestRuleWithoutNeed(t *testing.T) {
 	}
 	_, err := registry.Open(context.Background(), parse(t, file), open)
 	require.EqualError(t, err, "group full: rule full has no Need")
+}
+
+// TestCertified: a verdict from elsewhere is used only when it is one on what was opened,
+// whoever says so.
+func TestCertified(t *testing.T) {
+	own, err := registry.Register(context.Background(), parse(t, file), native, registry.Options{Checker: "c", Check: check.Options{Seed: 3}})
+	require.NoError(t, err)
+	var want *registry.Verdict
+	register := func(change func(*registry.Verdict)) *registry.Verdict {
+		v := *own.Verdict
+		v.Certificate = "key"
+		change(&v)
+		s := &store{kept: map[string][]byte{}}
+		e, err := registry.Register(context.Background(), parse(t, file), native, registry.Options{Checker: "c", Check: check.Options{Seed: 3}, Verdicts: s,
+			Certified: func(w *registry.Verdict) *registry.Verdict { want = w; return &v }})
+		require.NoError(t, err)
+		require.Equal(t, e.Verdict.Certificate == "", len(s.kept) == 1, "only what was found here is kept")
+		return e.Verdict
+	}
+	require.Equal(t, "key", register(func(*registry.Verdict) {}).Certificate)
+	require.Equal(t, own.Verdict.DeploymentDigest, want.DeploymentDigest)
+	require.Equal(t, own.Verdict.RulesDigest, want.RulesDigest)
+	require.Equal(t, own.Verdict.Rules, want.Rules)
+	require.Equal(t, []any{"small", "tierd", "c", uint64(3), uint64(200)}, []any{want.Model, want.Engine, want.Checker, want.Domain.Seed, want.Domain.PromptTokens})
+	for name, change := range map[string]func(*registry.Verdict){
+		"refused":        func(v *registry.Verdict) { v.Verdict = registry.Refused },
+		"undecided":      func(v *registry.Verdict) { v.Verdict = registry.Undecided },
+		"counterexample": func(v *registry.Verdict) { v.Counterexample = &check.Counterexample{} },
+		"pair":           func(v *registry.Verdict) { v.Against = &registry.Side{} },
+		"model":          func(v *registry.Verdict) { v.Model = "other" },
+		"engine":         func(v *registry.Verdict) { v.Engine = "vllm-0.30" },
+		"deployment":     func(v *registry.Verdict) { v.DeploymentDigest = "sha256:0" },
+		"rules":          func(v *registry.Verdict) { v.RulesDigest = "sha256:0" },
+		"a rule": func(v *registry.Verdict) {
+			v.Rules = append([]registry.RuleID{{For: "sliding", Digest: "sha256:0"}}, v.Rules[1:]...)
+		},
+		"fewer rules":    func(v *registry.Verdict) { v.Rules = v.Rules[:2] },
+		"checker":        func(v *registry.Verdict) { v.Checker = "d" },
+		"seed":           func(v *registry.Verdict) { v.Domain.Seed = 4 },
+		"longest prompt": func(v *registry.Verdict) { v.Domain.PromptTokens = 199 },
+	} {
+		require.Empty(t, register(change).Certificate, name)
+	}
 }
