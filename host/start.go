@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"crypto/ed25519"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/check"
 	"github.com/tierd/tierd/registry/deploy"
+	"github.com/tierd/tierd/registry/evidence"
 	"github.com/tierd/tierd/registry/plan"
 )
 
@@ -53,14 +55,37 @@ func (e *Stopped) Unwrap() error { return e.Cause }
 // are accepted and its ports are open. A refused deployment is a *registry.Refusal. ctx
 // bounds the start only; when it ends first, the error is a *Stopped.
 func Start(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Node, error) {
+	// A key that is not there is a mistake in the configuration. A certificate that is not
+	// there, or that does not count, costs a check.
+	keys, err := certificateKeys(cfg)
+	if err != nil {
+		return nil, err
+	}
 	return start(ctx, cfg, log, func(ctx context.Context, d *deploy.Deployment, progress func(done, total int)) (*registry.Entry, func() error, error) {
 		// The seed is the zero value's, which is that of tierd check: its verdict is ours.
-		r, err := rules.Register(ctx, d, rules.Options{StateDir: cfg.StateDir, Check: check.Options{Progress: progress}, Log: log})
+		r, err := rules.Register(ctx, d, rules.Options{
+			StateDir: cfg.StateDir, Check: check.Options{Progress: progress}, Certificate: cfg.Certificate, Keys: keys, Log: log,
+		})
 		if err != nil {
 			return nil, nil, err
 		}
 		return r.Entry, func() error { return r.Close(context.Background()) }, nil
 	})
+}
+
+func certificateKeys(cfg *config.Config) (keys []ed25519.PublicKey, err error) {
+	for i, path := range cfg.CertificateKeys {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, cfg.Errorf("certificate_keys[%d] is %s: %w; correct the path", i, path, cause(err))
+		}
+		k, err := evidence.ParsePublicKey(data)
+		if err != nil {
+			return nil, cfg.Errorf("certificate_keys[%d] is %s: %w; tierd key writes one", i, path, err)
+		}
+		keys = append(keys, k)
+	}
+	return keys, nil
 }
 
 // A registrar opens and judges the rules of a deployment, and says how to close them.
@@ -301,7 +326,7 @@ func (n *Node) register(ctx context.Context) error {
 	n.entry = entry
 	n.onClose(func() { n.closed("the rules", closeRules()) })
 	v := n.entry.Verdict
-	n.log.Info("rules accepted", "deployment", n.deployed.Model, "verdict_reused", v.Reused, "cases", v.Cases, "seconds", v.Seconds)
+	n.log.Info("rules accepted", "deployment", n.deployed.Model, "verdict_reused", v.Reused, "certified_by", v.Certificate, "cases", v.Cases, "seconds", v.Seconds)
 	n.model = n.entry.Model()
 	p, err := plan.New(n.model)
 	if err != nil {

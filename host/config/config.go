@@ -49,6 +49,12 @@ type Config struct {
 	SlabDir string `yaml:"slab_dir"`
 	// Deployment is the path of the deployment file.
 	Deployment string `yaml:"deployment"`
+	// Certificate is the path of a certificate of the deployment, which is accepted instead
+	// of a check when one of CertificateKeys has signed it and it is of the same deployment,
+	// rules and executable. Anything else about it is logged, and the check runs.
+	Certificate string `yaml:"certificate"`
+	// CertificateKeys are the paths of the public keys, in PEM, whose certificates count.
+	CertificateKeys []string `yaml:"certificate_keys"`
 	// Peers are the nodes that this one may talk to.
 	Peers []Peer `yaml:"peers"`
 	// TLS secures control and data; Insecure says that nothing does.
@@ -122,6 +128,8 @@ const (
 	MessageBytesMax = 64 << 20
 	// SocketPathBytesMax is what the kernel's sockaddr_un holds, less its zero byte.
 	SocketPathBytesMax = 107
+	// CertificateKeysMax: each key is tried with each signature of a certificate.
+	CertificateKeysMax = 16
 	// BoundMax keeps every count in 32 bits.
 	BoundMax = 1 << 20
 )
@@ -198,6 +206,9 @@ func (c *Config) fillZeros() {
 			*f.value = *d.Bounds.fields()[i].value
 		}
 	}
+	if len(c.CertificateKeys) == 0 {
+		c.CertificateKeys = nil // [] is none, too
+	}
 	if c.Bounds.ParkedBytes == 0 {
 		c.Bounds.ParkedBytes = c.SlabBytes / 2
 	}
@@ -211,7 +222,10 @@ func (c *Config) fillZeros() {
 }
 
 func (c *Config) resolve(dir string) {
-	paths := []*string{&c.StateDir, &c.EngineSocket, &c.SlabDir, &c.Deployment}
+	paths := []*string{&c.StateDir, &c.EngineSocket, &c.SlabDir, &c.Deployment, &c.Certificate}
+	for i := range c.CertificateKeys {
+		paths = append(paths, &c.CertificateKeys[i])
+	}
 	if c.TLS != nil {
 		paths = append(paths, &c.TLS.Cert, &c.TLS.Key, &c.TLS.CA)
 	}
@@ -292,13 +306,31 @@ func (c *Config) Validate() error {
 	if _, err := c.Level(); err != nil {
 		return err
 	}
-	return firstOf(c.validateAddresses, c.validateTLS, c.validatePeers, c.validateNumbers)
+	return firstOf(c.validateCertificate, c.validateAddresses, c.validateTLS, c.validatePeers, c.validateNumbers)
 }
 
 func firstOf(checks ...func() error) error {
 	for _, check := range checks {
 		if err := check(); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+func (c *Config) validateCertificate() error {
+	n := len(c.CertificateKeys)
+	switch {
+	case c.Certificate != "" && n == 0:
+		return errors.New("certificate is set, but certificate_keys lists none; list the public keys whose certificates this node accepts")
+	case c.Certificate == "" && n > 0:
+		return errors.New("certificate_keys is set, but certificate is not; set it to the certificate's path, or remove certificate_keys")
+	case n > CertificateKeysMax:
+		return fmt.Errorf("certificate_keys lists %d keys; it may list %d", n, CertificateKeysMax)
+	}
+	for i, path := range c.CertificateKeys {
+		if path == "" {
+			return fmt.Errorf("certificate_keys[%d] is empty; it must be the path of a public key", i)
 		}
 	}
 	return nil

@@ -41,11 +41,13 @@ func TestMinimalHasEveryDefault(t *testing.T) {
 
 func TestPathsAreRelativeToTheFile(t *testing.T) {
 	c, err := Parse("/etc/tierd/node.yaml", []byte(strings.Replace(minimal, "state_dir: state", "state_dir: /var/lib/tierd", 1)+
-		"tls: {cert: c.pem, key: k.pem, ca: /ca.pem}\n"))
+		"tls: {cert: c.pem, key: k.pem, ca: /ca.pem}\ncertificate: c.json\ncertificate_keys: [a.pub, /b.pub]\n"))
 	require.NoError(t, err)
 	require.Equal(t, "/etc/tierd/deployment.yaml", c.Deployment)
 	require.Equal(t, "/etc/tierd/state/engine.sock", c.EngineSocket)
 	require.Equal(t, "/var/lib/tierd", c.StateDir)
+	require.Equal(t, "/etc/tierd/c.json", c.Certificate)
+	require.Equal(t, []string{"/etc/tierd/a.pub", "/b.pub"}, c.CertificateKeys)
 	require.Equal(t, TLS{Cert: "/etc/tierd/c.pem", Key: "/etc/tierd/k.pem", CA: "/ca.pem"}, *c.TLS)
 }
 
@@ -108,6 +110,10 @@ func TestRefusals(t *testing.T) {
 		{"open data without tls", set("data_listen", "10.0.0.1:7000")},
 		{"tls and insecure", minimal + "insecure: true\ntls: {cert: c, key: k, ca: a}\n"},
 		{"tls without ca", minimal + "tls: {cert: c, key: k}\n"},
+		{"certificate without keys", minimal + "certificate: c.json\n"},
+		{"keys without a certificate", minimal + "certificate_keys: [ci.pub]\n"},
+		{"a key without a path", minimal + "certificate: c.json\ncertificate_keys: [ci.pub, '']\n"},
+		{"too many keys", minimal + "certificate: c.json\ncertificate_keys: [" + strings.Repeat("k, ", CertificateKeysMax+1) + "]\n"},
 		{"peer without id", minimal + "peers: [{control: 'b:1'}]\n"},
 		{"peer is self", minimal + "peers: [{id: a, control: 'b:1'}]\n"},
 		{"peer twice", minimal + "peers: [{id: b, control: 'b:1'}, {id: b, control: 'b:2'}]\n"},
@@ -170,7 +176,7 @@ func TestIgnored(t *testing.T) {
 			f.SetString("changed")
 		}
 	}
-	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "deployment"}, a.Ignored(b))
+	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "deployment", "certificate"}, a.Ignored(b))
 }
 
 func TestInsecureMayListenAnywhere(t *testing.T) {

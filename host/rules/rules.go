@@ -6,6 +6,7 @@ package rules
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -32,6 +33,11 @@ type Options struct {
 	// StateDir keeps accepted verdicts, and compiled modules beside them; empty = none.
 	StateDir string
 	Check    check.Options
+	// Certificate is the path of a certificate that is accepted instead of a check, when one
+	// of Keys has signed it and it is of the same deployment, rules, executable and seed;
+	// empty = none. What is wrong with one is logged, and the check runs.
+	Certificate string
+	Keys        []ed25519.PublicKey
 	// Log gets what rules that are programs print, and their failures; nil = nowhere.
 	Log *slog.Logger
 }
@@ -46,7 +52,7 @@ type Registered struct {
 func (r *Registered) Close(ctx context.Context) error { return r.loader.Close(ctx) }
 
 // Register opens the rules of a deployment and judges them, unless a verdict of the same
-// rules, deployment and executable is kept. A refusal is a *registry.Refusal; any other
+// rules, deployment and executable is kept or certified. A refusal is a *registry.Refusal; any other
 // error means that there is no verdict.
 func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered, error) {
 	if err := served(d); err != nil {
@@ -55,6 +61,9 @@ func Register(ctx context.Context, d *deploy.Deployment, o Options) (*Registered
 	ro, err := o.registry()
 	if err != nil {
 		return nil, err
+	}
+	if o.Certificate != "" {
+		ro.Certified = o.certified
 	}
 	loader, open := o.opener(d)
 	e, err := registry.Register(ctx, d, open, ro)
