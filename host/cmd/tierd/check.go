@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +20,7 @@ import (
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/check"
 	"github.com/tierd/tierd/registry/deploy"
+	"github.com/tierd/tierd/registry/evidence"
 	"golang.org/x/term"
 )
 
@@ -44,6 +44,7 @@ type checkArgs struct {
 	tryArgs
 	engineArgs
 	modelArgs
+	evidence evidenceArgs
 }
 
 func checkCommand() *cobra.Command {
@@ -69,8 +70,12 @@ judges that; --print-deployment shows it, as a file to keep.
 With --against it judges two versions of a deployment instead, as a rolling upgrade has
 them side by side: producers of the one before consumers of the other.
 
+The verdict is printed, and written to as many files as are asked for: --junit, --sarif and
+--html also when it is refused or undecided, --certificate only when it is accepted. A
+file is written whole or not at all.
+
 Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
-2 could not decide.`,
+2 could not decide, or could not write a file.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("model") {
 				if len(args) > 0 {
@@ -97,6 +102,7 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 	engineFlags(f, &a)
 	modelFlags(f, &a)
 	pairFlags(f, &a)
+	evidenceFlags(f, &a)
 	return cmd
 }
 
@@ -104,8 +110,13 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 func runCheck(cmd *cobra.Command, arg string, a *checkArgs) error {
 	ref, plugin := pluginRef(arg)
 	err := modelUse(cmd.Flags(), a)
+	prepared := false
+	if err == nil {
+		err = a.evidence.prepare(cmd, arg, plugin && a.model == "", a)
+		prepared = err == nil
+	}
 	switch {
-	case err != nil:
+	case !prepared:
 	case a.model != "":
 		err = checkDeployment(cmd, arg, a)
 	case plugin && a.engineGiven(cmd.Flags()) != "":
@@ -113,7 +124,7 @@ func runCheck(cmd *cobra.Command, arg string, a *checkArgs) error {
 	case plugin && a.against != "":
 		err = fmt.Errorf("--against is for a deployment file, and %s is taken for a plugin", arg)
 	case plugin:
-		err = tryPlugin(cmd.Context(), ref, a.tryArgs, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		err = checkPlugin(cmd, ref, a)
 	case cmd.Flags().Changed("twin") || cmd.Flags().Changed("legs"):
 		err = fmt.Errorf("--twin and --legs are for a plugin, and %s is taken for a deployment file", arg)
 	default:
@@ -126,6 +137,11 @@ func runCheck(cmd *cobra.Command, arg string, a *checkArgs) error {
 		return err
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "tierd check: %v\n", err)
+	if prepared {
+		if failed := a.evidence.write(cmd, a.evidence.errorFinding(err)); failed != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "tierd check: %v\n", failed)
+		}
+	}
 	if a.asJSON {
 		_ = json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"verdict": "undecided", "error": err.Error()})
 	}
@@ -163,6 +179,9 @@ func checkDeployment(cmd *cobra.Command, path string, a *checkArgs) error {
 	if err != nil {
 		return err
 	}
+	if at != nil && a.evidence.certificate != "" {
+		return errors.New("--certificate is of a whole domain, and --at names one case of it; leave one of the two out")
+	}
 	if a.printDeployment {
 		if err := printDerived(cmd, derived); err != nil {
 			return err
@@ -180,26 +199,26 @@ func checkDeployment(cmd *cobra.Command, path string, a *checkArgs) error {
 	if err != nil {
 		return err
 	}
-	var out bytes.Buffer
-	if a.asJSON {
-		enc := json.NewEncoder(&out)
-		enc.SetIndent("", "  ")
-		if err := enc.Encode(v); err != nil {
-			return err
+	text, err := rendered(func(w io.Writer) error {
+		if !a.asJSON {
+			printVerdict(w, v)
+			return nil
 		}
-	} else {
-		printVerdict(&out, v)
-	}
-	if _, err := out.WriteTo(cmd.OutOrStdout()); err != nil {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(v)
+	})
+	if err != nil {
 		return err
 	}
-	switch v.Verdict {
-	case registry.Refused:
-		return &exitError{exitRefused}
-	case registry.Undecided:
-		return &exitError{exitUndecided}
+	f := deploymentFinding(path, d, v)
+	if derived != nil { // the file is the model's, and holds no groups
+		f.Lines = nil
+		if v.Verdict == registry.Refused {
+			f.Deployment = string(derived.YAML())
+		}
 	}
-	return nil
+	return a.evidence.deliver(cmd, []evidence.Finding{f}, text)
 }
 
 // judge returns the verdict of a deployment of engine tierd: accepted, refused, or
@@ -304,6 +323,9 @@ func printVerdict(w io.Writer, v *registry.Verdict) {
 		if n := v.Relations[name]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %d", name, n))
 		}
+	}
+	if v.Certificate != "" {
+		fmt.Fprintf(w, "  %-12s signed by the key %s\n", "certificate", v.Certificate)
 	}
 	took := fmt.Sprintf("in %.1f s, and %.1f s to load the rules", v.Seconds, v.LoadSeconds)
 	switch {

@@ -3,6 +3,7 @@
 //	tierd serve -c node.yaml       run the daemon of a node
 //	tierd check deployment.yaml    judge a deployment
 //	tierd check plugin.wasm        judge the rules of a plugin, without a deployment
+//	tierd key ci.pem               make a key that signs certificates
 //	tierd inspect plugin.wasm      say what a plugin is and needs
 //	tierd eval                     ask rules single questions, a line of JSON each
 //	tierd new rule NAME --lang go  write the directory of a new rule
@@ -23,6 +24,7 @@ import (
 var commands = []func() *cobra.Command{
 	serveCommand,
 	checkCommand,
+	keyCommand,
 	inspectCommand,
 	evalCommand,
 	newCommand,

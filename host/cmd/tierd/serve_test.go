@@ -192,3 +192,41 @@ func TestExitStatus(t *testing.T) {
 		require.Equal(t, c.status, run(c.args), fmt.Sprint(c.args))
 	}
 }
+
+// TestServeWithCertificate: with a certificate of its deployment a node is ready without a
+// check; with one that was changed it checks, and is ready too.
+func TestServeWithCertificate(t *testing.T) {
+	path := writeNode(t, nodeFile+"certificate: c.json\ncertificate_keys: [ci.pem.pub]\n")
+	t.Chdir(filepath.Dir(path))
+	_, errOut, status := command(t, "", "key", "ci.pem")
+	require.Zero(t, status, errOut)
+	freshState(t, "state")
+	_, errOut, status = command(t, "", "check", "deployment.yaml", "--state", "state", "--certificate", "c.json", "--key", "ci.pem")
+	require.Zero(t, status, errOut)
+	serveOnce := func() string {
+		freshState(t, "state")
+		var out, log buffer
+		ctx, stop := context.WithCancel(context.Background())
+		defer stop()
+		done := make(chan error, 1)
+		go func() { done <- serve(ctx, path, &out, &log) }()
+		require.Eventually(t, func() bool { return strings.HasPrefix(out.String(), "ready node_id=a ") || len(done) > 0 }, 2*time.Minute, 5*time.Millisecond, log.String())
+		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+		require.NoError(t, <-done, log.String())
+		return log.String()
+	}
+	log := serveOnce()
+	require.Regexp(t, `msg="rules accepted" .* certified_by=sha256:[0-9a-f]{64} cases=[1-9]`, log)
+	require.NotContains(t, log, "checks for itself")
+	data, err := os.ReadFile("c.json")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile("c.json", bytes.Replace(data, []byte(`"sig":"`), []byte(`"sig":"A`), 1), 0o600))
+	log = serveOnce()
+	require.Contains(t, log, `level=ERROR msg="the certificate is not accepted; this node checks for itself"`)
+	require.Contains(t, log, `certified_by="" cases=`)
+
+	require.NoError(t, os.WriteFile("ci.pem.pub", []byte("no key"), 0o600))
+	var out, errLog buffer
+	require.ErrorContains(t, serve(context.Background(), path, &out, &errLog),
+		path+": certificate_keys[0] is "+filepath.Join(filepath.Dir(path), "ci.pem.pub")+`: it is no PEM file; it must hold one block "PUBLIC KEY"; tierd key writes one`)
+}

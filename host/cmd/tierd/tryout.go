@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/tierd/tierd/host/tryout"
 	"github.com/tierd/tierd/plugins"
 	"github.com/tierd/tierd/registry"
@@ -59,28 +60,40 @@ type tryArgs struct {
 	budgetSeconds float64
 }
 
-// tryPlugin judges the rules of a plugin and prints what was found. The error is one of
-// opening or reading.
-func tryPlugin(ctx context.Context, ref string, a tryArgs, out, progress io.Writer) (err error) {
+// checkPlugin judges the rules of a plugin and says what was found.
+func checkPlugin(cmd *cobra.Command, ref string, a *checkArgs) error {
+	results, err := tryPlugin(cmd.Context(), ref, a.tryArgs, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	text, err := rendered(func(w io.Writer) error { return printResults(w, results, a.asJSON) })
+	if err != nil {
+		return err
+	}
+	return a.evidence.deliver(cmd, ruleFindings(results), text)
+}
+
+// tryPlugin judges the rules of a plugin. The error is one of opening or reading.
+func tryPlugin(ctx context.Context, ref string, a tryArgs, progress io.Writer) (results []*tryout.Result, err error) {
 	for _, leg := range a.legs {
 		if !slices.Contains([]string{"pd", "probe"}, leg) {
-			return fmt.Errorf("--legs has %q; known: pd, probe", leg)
+			return nil, fmt.Errorf("--legs has %q; known: pd, probe", leg)
 		}
 	}
 	cache, err := cacheIn(a.state)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	loader := plugins.NewLoader(plugins.Options{CacheDir: cache})
 	defer func() { err = errors.Join(err, loader.Close(context.WithoutCancel(ctx))) }()
 	refs, opened, err := loader.OpenAll(ctx, ref)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	o := tryout.Options{Seed: a.seed, Legs: a.legs, TwinRef: a.twin}
 	if a.twin != "" {
 		if len(refs) > 1 {
-			return fmt.Errorf("--twin compares one rule, and %s holds %d; add #name, as in %s", ref, len(refs), refs[0])
+			return nil, fmt.Errorf("--twin compares one rule, and %s holds %d; add #name, as in %s", ref, len(refs), refs[0])
 		}
 		twin := a.twin
 		if r, ok := pluginRef(twin); ok {
@@ -88,7 +101,7 @@ func tryPlugin(ctx context.Context, ref string, a tryArgs, out, progress io.Writ
 		}
 		p, err := loader.Open(ctx, twin)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		o.Twin = p.Spec
 	}
@@ -100,27 +113,18 @@ func tryPlugin(ctx context.Context, ref string, a tryArgs, out, progress io.Writ
 		return registry.Opened{Spec: p.Spec, Digest: p.Digest, Source: p.Source}, nil
 	}
 	update, done := progressTo(progress)
-	results := []*tryout.Result{}
+	results = []*tryout.Result{}
 	for i, p := range opened {
 		o.Progress = func(d, total int) { update(i*total+d, len(opened)*total) }
 		r, err := tryout.Try(ctx, tryout.Subject{Ref: refs[i], Spec: p.Spec, Digest: p.Digest}, open, o)
 		if err != nil {
 			done()
-			return err
+			return nil, err
 		}
 		results = append(results, r)
 	}
 	done()
-	if err := printResults(out, results, a.asJSON); err != nil {
-		return err
-	}
-	switch tryout.Overall(results) {
-	case registry.Refused:
-		return &exitError{exitRefused}
-	case tryout.Undecided:
-		return &exitError{exitUndecided}
-	}
-	return nil
+	return results, nil
 }
 
 func printResults(w io.Writer, results []*tryout.Result, asJSON bool) error {
