@@ -59,7 +59,8 @@ guests: need-go need-clang need-rust $(ASC) ## build the rules of the examples, 
 
 .PHONY: test
 test: export TIERD_GUESTS := required
-test: need-go need-gcc fmt-check vet staticcheck wasm guests test-go test-modules test-e2e ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
+test: export TIERD_CHROMIUM := required
+test: need-go need-gcc need-chromium fmt-check vet staticcheck wasm guests test-go test-modules test-e2e ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
 
 .PHONY: test-go
 test-go: need-gcc wasm
@@ -77,6 +78,7 @@ test-e2e: wasm
 	go test -timeout 9m ./registry/check -run 'Mutants|StrayPolicies|NoFalseAlarm'
 	go test -timeout 9m ./host/rules ./host/tryout ./plugins/zoo
 	go test -timeout 20m ./host/e2e
+	go test -timeout 9m ./host/e2e/page
 
 .PHONY: test-modules
 test-modules:
@@ -180,6 +182,12 @@ need-rust:
 need-npm:
 	@command -v npm >/dev/null && exit 0; \
 	$(call install,npm,nodejs npm,install Node.js 20 or later)
+
+# The browser in which the tests open the page of tierd check --html.
+.PHONY: need-chromium
+need-chromium:
+	@for b in chromium chromium-browser google-chrome; do command -v $$b >/dev/null && exit 0; done; \
+	$(call install,Chromium,chromium,install chromium)
 
 # The compiler for AssemblyScript, beside the example and not in it.
 $(ASC): examples/window-as/package.json examples/window-as/package-lock.json | need-npm
