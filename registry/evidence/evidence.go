@@ -38,6 +38,7 @@ import (
 
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/check"
+	"github.com/tierd/tierd/registry/deploy"
 )
 
 // A Report is what one run of tierd check found.
@@ -126,6 +127,9 @@ func (f *Finding) details() string {
 // that package check does not have, such as the relations of an engine, by name.
 func (f *Finding) relations() []string {
 	names := slices.Clone(check.Relations)
+	if f.Against != nil || f.Engine != "" && f.Engine != deploy.EngineTierd { // judged by relations of its own
+		names = nil
+	}
 	add := func(name string) {
 		if !slices.Contains(names, name) {
 			names = append(names, name)

@@ -22,6 +22,7 @@ import (
 	"github.com/tierd/tierd/registry/check"
 	"github.com/tierd/tierd/registry/deploy"
 	"github.com/tierd/tierd/registry/deploy/strictyaml"
+	"github.com/tierd/tierd/registry/stock"
 	"github.com/tierd/tierd/specs"
 	"github.com/tierd/tierd/specs/policy"
 )
@@ -475,4 +476,16 @@ func everyThird() (out []check.Range) {
 		out = append(out, check.Range{First: k, Last: k})
 	}
 	return out
+}
+
+// A SARIF rule says what its relation promises, whichever check has it.
+func TestEveryRelationIsSaid(t *testing.T) {
+	for _, names := range [][]string{check.Relations, stock.Relations, {check.PairRelation}} {
+		for _, name := range names {
+			log, err := SARIF(&Report{Findings: []Finding{{Verdict: &registry.Verdict{
+				Verdict: registry.Accepted, Relations: map[string]uint64{name: 1}}}}})
+			require.NoError(t, err)
+			require.NotContains(t, string(log), "Relation "+name+" holds.")
+		}
+	}
 }
