@@ -127,26 +127,31 @@ func pick(sets [][]uint64, i, n int) (out [][]uint64) {
 }
 
 // scaleOf returns by how much the geometries must grow so that the smallest value of
-// every parameter spans a few chunks only.
+// every parameter spans a few chunks only, and a ratio divides them.
 func scaleOf(m *abi.Manifest) (uint64, error) {
 	scale := uint64(1)
+	grow := func(p *abi.Param, to uint64) error {
+		if scale = max(scale, to); scale*promptTokensMin > promptTokensMax/4 {
+			return fmt.Errorf("parameter %s is at least %d %s, and the deployments that are made here have prompts of at most %d tokens, too short to show what it does; write a deployment, and run tierd check on it",
+				p.Name, p.Min, p.Unit, promptTokensMax)
+		}
+		return nil
+	}
 	for i := range m.Params {
 		p := &m.Params[i]
 		need := uint64(1)
-		switch {
-		case len(p.Enum) > 0:
-		case divides(m, p.Name):
-			if p.Min > 1 && len(divisors(p, geometries[0].chunk())) == 0 {
-				need = p.Min
-			}
-		default:
-			for chunksSpanned*geometries[0].chunk()*need < p.Min {
-				need *= 2
-			}
+		for len(p.Enum) == 0 && !divides(m, p.Name) && chunksSpanned*geometries[0].chunk()*need < p.Min {
+			need *= 2
 		}
-		if scale = max(scale, need); scale*promptTokensMin > promptTokensMax/4 {
-			return 0, fmt.Errorf("parameter %s is at least %d %s, and the deployments that are made here have prompts of at most %d tokens, too short to show what it does; write a deployment, and run tierd check on it",
-				p.Name, p.Min, p.Unit, promptTokensMax)
+		if err := grow(p, need); err != nil {
+			return 0, err
+		}
+	}
+	for i := range m.Params { // last, so that what the others ask for is kept
+		if p := &m.Params[i]; divides(m, p.Name) && len(divisors(p, geometries[0].chunk()*scale)) == 0 {
+			if err := grow(p, scale*max(1, p.Min)); err != nil {
+				return 0, err
+			}
 		}
 	}
 	return scale, nil
@@ -160,7 +165,8 @@ func divides(m *abi.Manifest, param string) bool {
 
 // spans reports whether a parameter is the run of chunked attention. Between its edges and
 // those of the chunks lie points that a consumer cannot go on from, although what they
-// need is stored, so a deployment whose runs are no multiples of its chunks is refused.
+// need is stored. The shipped rule makes no use of them; one that does is right by its mask,
+// and refused in deployments whose runs are no multiples of their chunks.
 func spans(m *abi.Manifest, param string) bool {
 	return m.Mask == abi.MaskChunk && slices.Contains(m.MaskArgs, param)
 }

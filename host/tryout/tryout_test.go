@@ -382,6 +382,29 @@ func TestContextEnds(t *testing.T) {
 	require.Equal(t, 2, done)
 }
 
+// A ratio that divides no chunk makes the chunks grow, beside a parameter that has made them
+// grow already.
+func TestTrialsOfARatio(t *testing.T) {
+	made := 0
+	for _, ratio := range []uint64{3, 5, 7, 11} {
+		m := mine(abi.MaskLatent, nil)
+		m.Params = []abi.Param{{Name: "ratio", Min: ratio, Max: ratio, Required: true}, {Name: "other", Min: 100, Max: 400, Required: true}}
+		m.MaskArgs = []string{"ratio"}
+		all, err := trials(&m, "./mine.wasm#mine", bothLegs, 7)
+		if err != nil {
+			require.ErrorContains(t, err, "parameter ratio is at least")
+			continue
+		}
+		for _, tr := range all {
+			d, err := deploy.Parse("d.yaml", []byte(tr.text))
+			require.NoError(t, err)
+			require.Zero(t, d.Groups[0].ChunkTokens()%ratio, tr.text)
+			made++
+		}
+	}
+	require.NotZero(t, made)
+}
+
 // TestTrials: whatever a manifest says, the deployments are valid, few and small, and
 // their parameters are in range.
 func TestTrials(t *testing.T) {
