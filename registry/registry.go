@@ -246,10 +246,30 @@ func (e *Entry) model(pin bool) (*opening, error) {
 			return nil, fmt.Errorf("group %s: rule %s has no Need", ru.For, ru.Ref)
 		}
 		g := &d.Groups[i]
+		if err := wholeLatents(ru, g); err != nil {
+			o.release()
+			return nil, err
+		}
 		o.Groups = append(o.Groups, plan.Group{Name: g.Name, Rule: spec, BlockTokens: g.BlockTokens, ChunkTokens: g.ChunkTokens(), Draft: g.Draft,
 			State: ru.spec.Manifest().Mask == abi.MaskState})
 	}
 	return o, nil
+}
+
+// wholeLatents reports a group whose chunks cut a latent. Whether the first or the last of
+// the tokens that a latent is made of has it is the engine's affair, so a chunk that ends
+// between them may hold it or not.
+func wholeLatents(ru *opened, g *deploy.Group) error {
+	m := ru.spec.Manifest()
+	if m.Mask != abi.MaskLatent {
+		return nil
+	}
+	ratio := m.Param(m.MaskArgs[0])
+	if r := ru.values[ratio]; r > 1 && g.ChunkTokens()%r != 0 {
+		return fmt.Errorf("group %s: rule %s makes one latent of %d tokens (%s), and a chunk has %d (%d blocks of %d); a chunk must hold whole latents: make it a multiple of %d",
+			g.Name, ru.Ref, r, m.Params[ratio].Name, g.ChunkTokens(), g.ChunkBlocks, g.BlockTokens, r)
+	}
+	return nil
 }
 
 // A fresher is a rule that can be had in a newly made instance, which has served no call.

@@ -176,6 +176,16 @@ func TestRuleWithoutNeed(t *testing.T) {
 
 // TestCertified: a verdict from elsewhere is used only when it is one on what was opened,
 // whoever says so.
+// A chunk that cuts a latent is refused before anything is judged.
+func TestLatentsAreWhole(t *testing.T) {
+	text := strings.Replace(file, "rule: full,", "rule: latent, params: {compress_ratio: 5},", 1)
+	_, err := registry.Register(context.Background(), parse(t, text), native, registry.Options{})
+	require.EqualError(t, err, "group full: rule latent makes one latent of 5 tokens (compress_ratio), and a chunk has 16 (4 blocks of 4); a chunk must hold whole latents: make it a multiple of 5")
+	text = strings.Replace(text, "compress_ratio: 5", "compress_ratio: 8", 1)
+	_, err = registry.Register(context.Background(), parse(t, text), native, registry.Options{})
+	require.NoError(t, err)
+}
+
 func TestCertified(t *testing.T) {
 	own, err := registry.Register(context.Background(), parse(t, file), native, registry.Options{Checker: "c", Check: check.Options{Seed: 3}})
 	require.NoError(t, err)
