@@ -622,6 +622,7 @@ func TestStartRefusals(t *testing.T) {
 		edit       nodeOption
 	}{
 		{"no deployment", "no such file", func(c *config.Config) { c.Deployment += ".none" }},
+		{"a deployment without an end", "deployment is /dev/zero: it has more than 1048576 bytes; correct the path", func(c *config.Config) { c.Deployment = "/dev/zero" }},
 		{"slab too small", "one chunk of deployment tiny takes 4096 bytes", func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = 100, 100 }},
 		{"port taken", "peer_listen", func(c *config.Config) { c.PeerListen = running.Addresses().Peer }},
 		{"data port taken", "data_listen", func(c *config.Config) { c.DataListen = running.Addresses().Data }},
@@ -710,4 +711,10 @@ func TestFailuresHaveKnownCauses(t *testing.T) {
 			require.Contains(t, []string{"ok", "deadline", "peer", "aborted", "refused"}, outcomeOf([]session.Result{{Cause: c}}))
 		}
 	}
+}
+
+// A key's file may have no end, when a device is given by mistake.
+func TestKeyWithoutEnd(t *testing.T) {
+	_, err := certificateKeys(&config.Config{File: "node.yaml", CertificateKeys: []string{"/dev/zero"}})
+	require.EqualError(t, err, "node.yaml: certificate_keys[0] is /dev/zero: it has more than 65536 bytes; correct the path")
 }

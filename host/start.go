@@ -25,6 +25,7 @@ import (
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/check"
 	"github.com/tierd/tierd/registry/deploy"
+	"github.com/tierd/tierd/registry/deploy/strictyaml"
 	"github.com/tierd/tierd/registry/evidence"
 	"github.com/tierd/tierd/registry/plan"
 )
@@ -75,7 +76,7 @@ func Start(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Node, er
 
 func certificateKeys(cfg *config.Config) (keys []ed25519.PublicKey, err error) {
 	for i, path := range cfg.CertificateKeys {
-		data, err := os.ReadFile(path)
+		data, err := config.ReadAtMost(path, evidence.KeyBytesMax)
 		if err != nil {
 			return nil, cfg.Errorf("certificate_keys[%d] is %s: %w; correct the path", i, path, cause(err))
 		}
@@ -214,7 +215,7 @@ func (n *Node) closed(what string, err error) {
 
 // readDeployment reads the file without judging it.
 func (n *Node) readDeployment(context.Context) error {
-	data, err := os.ReadFile(n.cfg.Deployment)
+	data, err := config.ReadAtMost(n.cfg.Deployment, strictyaml.FileBytesMax)
 	if err != nil {
 		return n.cfg.Errorf("deployment is %s: %w; correct the path", n.cfg.Deployment, cause(err))
 	}

@@ -11,6 +11,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -151,11 +153,26 @@ func Defaults() Config {
 
 // Load reads the file at path.
 func Load(path string) (*Config, error) {
-	data, err := os.ReadFile(path)
+	data, err := ReadAtMost(path, strictyaml.FileBytesMax)
 	if err != nil {
 		return nil, fmt.Errorf("node configuration: %w", err)
 	}
 	return Parse(path, data)
+}
+
+// ReadAtMost reads a file that may be a pipe or have no end, as a device does that is given
+// by mistake. A file of more than maxBytes is an error.
+func ReadAtMost(path string, maxBytes int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	if err == nil && int64(len(data)) > maxBytes {
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has more than %d bytes", maxBytes)}
+	}
+	return data, err
 }
 
 // Parse reads a configuration whose file is (or would be) at path.

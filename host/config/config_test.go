@@ -230,3 +230,16 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// A device that is given by mistake has no end.
+func TestFileWithoutEnd(t *testing.T) {
+	_, err := Load("/dev/zero")
+	require.EqualError(t, err, "node configuration: read /dev/zero: it has more than 1048576 bytes")
+	_, err = ReadAtMost("/dev/zero", 7)
+	require.EqualError(t, err, "read /dev/zero: it has more than 7 bytes")
+	path := filepath.Join(t.TempDir(), "seven")
+	require.NoError(t, os.WriteFile(path, []byte("7 bytes"), 0o600))
+	data, err := ReadAtMost(path, 7)
+	require.NoError(t, err)
+	require.Equal(t, "7 bytes", string(data))
+}

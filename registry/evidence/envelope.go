@@ -15,10 +15,12 @@ import (
 // payloadType of an in-toto statement in an envelope.
 const payloadType = "application/vnd.in-toto+json"
 
-// Limits of an envelope, for a reader that does not trust it.
+// Limits of an envelope and of a key, for a reader that does not trust it.
 const (
 	// CertificateBytesMax: a certificate of 64 groups has some 60 KiB.
 	CertificateBytesMax = 1 << 20
+	// KeyBytesMax: a PEM file with an ed25519 key has 119 bytes, and may have comments.
+	KeyBytesMax = 64 << 10
 	// signaturesMax bounds how many signatures are tried with each key.
 	signaturesMax = 16
 )
