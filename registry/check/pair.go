@@ -32,6 +32,28 @@ type Way struct {
 	Earlier uint64 `json:"earlier"`
 }
 
+// Outcome is what the way came to, in a few words.
+func (w *Way) Outcome() string {
+	switch {
+	case w.Counterexample != nil:
+		return fmt.Sprintf("REFUSED from prompts of %d tokens on", w.Counterexample.PromptTokens)
+	case w.Undecided:
+		return "undecided"
+	case w.Cases == 0:
+		return "nothing is demanded without a lookup"
+	}
+	return "every demand is covered"
+}
+
+// Sooner says in how many cases the consumer resumes earlier than with a producer of its own
+// version, or is "".
+func (w *Way) Sooner() string {
+	if w.Earlier == 0 {
+		return ""
+	}
+	return fmt.Sprintf("in leg probe it resumes earlier than with a producer of its own version for %d of %d prompt lengths", w.Earlier, w.Probes)
+}
+
 // Pair judges two versions of a deployment against each other, both ways: what a consumer
 // of the one demands in leg pd, a producer of the other supplies, for every prompt length
 // up to the shorter longest prompt, since a longer one is refused where it begins. Rules,

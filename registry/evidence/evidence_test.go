@@ -100,8 +100,13 @@ func reports() map[string]*Report {
 	pair.Counterexample.Relation = "pair"
 	pair.Relations = map[string]uint64{"pair": 7}
 	pair.Against = &registry.Side{File: "b.yaml", Model: "gpt-oss", Engine: "tierd", DeploymentDigest: digest("b1"), RulesDigest: digest("b2")}
+	pair.Ways = []check.Way{
+		{Producer: "a.yaml", Consumer: "b.yaml", Cases: 3},
+		{Producer: "b.yaml", Consumer: "a.yaml", Cases: 4, Counterexample: pair.Counterexample, Probes: 9, Earlier: 2},
+	}
 	vllm := refused()
 	vllm.Engine, vllm.UnverifiedNeed = "vllm-0.30", []string{"mine"}
+	vllm.Domain.Seed, vllm.Domain.Drawn = 0, 0
 	vllm.Counterexample.Group = "policy request-level"
 	vllm.Counterexample.Groups = nil
 	vllm.Counterexample.Facts = []check.Fact{{Name: "promotion", Value: "retry"}}
@@ -178,6 +183,11 @@ func TestGolden(t *testing.T) {
 		require.NoError(t, err)
 		if name == "refused" || name == "rules" {
 			golden(t, name+".html", page)
+		}
+		if name == "pair" {
+			require.Contains(t, string(page), "<li>producer a.yaml, consumer b.yaml: every demand is covered</li>")
+			require.Contains(t, string(page), "</li><li>producer b.yaml, consumer a.yaml: REFUSED from prompts of ")
+			require.Contains(t, string(page), "; in leg probe it resumes earlier than with a producer of its own version for 2 of 9 prompt lengths</li>")
 		}
 		again, err := HTML(reports()[name])
 		require.NoError(t, err)

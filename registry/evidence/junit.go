@@ -155,7 +155,9 @@ func (f *Finding) properties(r *Report) (out [][2]string) {
 	add("command", r.Command)
 	add("engine", f.Engine)
 	if f.ran() {
-		add("seed", fmt.Sprint(f.Domain.Seed))
+		if f.Domain.Seed != 0 { // of a stock engine nothing is drawn
+			add("seed", fmt.Sprint(f.Domain.Seed))
+		}
 		add("cases", fmt.Sprint(f.Cases))
 	}
 	for _, l := range f.DomainText {
@@ -172,6 +174,9 @@ func (f *Finding) properties(r *Report) (out [][2]string) {
 		add("against engine", f.Against.Engine)
 		add("against deployment digest", f.Against.DeploymentDigest)
 		add("against rules digest", f.Against.RulesDigest)
+		for i := range f.Ways {
+			add("way", fmt.Sprintf("producer %s, consumer %s: %s", f.Ways[i].Producer, f.Ways[i].Consumer, f.Ways[i].Outcome()))
+		}
 	}
 	add("need unverified", strings.Join(f.UnverifiedNeed, ", "))
 	return out
