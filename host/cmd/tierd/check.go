@@ -16,6 +16,7 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/tierd/tierd/host/rules"
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/check"
@@ -109,7 +110,10 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 // runCheck judges what arg names: a file, a plugin, or what --model names.
 func runCheck(cmd *cobra.Command, arg string, a *checkArgs) error {
 	ref, plugin := pluginRef(arg)
-	err := modelUse(cmd.Flags(), a)
+	err := withoutValue(cmd.Flags())
+	if err == nil {
+		err = modelUse(cmd.Flags(), a)
+	}
 	prepared := false
 	if err == nil {
 		err = a.evidence.prepare(cmd, arg, plugin && a.model == "", a)
@@ -148,6 +152,21 @@ func runCheck(cmd *cobra.Command, arg string, a *checkArgs) error {
 	return &exitError{exitUndecided}
 }
 
+// withoutValue reports a flag whose value is empty, as a script gives it that names a
+// variable which is not set. A report that nobody writes would not be missed.
+func withoutValue(f *pflag.FlagSet) (err error) {
+	f.Visit(func(fl *pflag.Flag) {
+		empty := fl.Value.String() == ""
+		if s, ok := fl.Value.(pflag.SliceValue); ok {
+			empty = len(s.GetSlice()) == 0
+		}
+		if empty && err == nil {
+			err = fmt.Errorf("--%s is empty; give it a value, or leave it out", fl.Name)
+		}
+	})
+	return err
+}
+
 // isFile returns what to do about an argument that is no file.
 func isFile(arg string) error {
 	info, err := os.Stat(arg)
@@ -163,7 +182,7 @@ func isFile(arg string) error {
 // checkDeployment judges a deployment file, or the deployment that is derived from a model.
 func checkDeployment(cmd *cobra.Command, path string, a *checkArgs) error {
 	ctx := cmd.Context()
-	if a.budgetSeconds < 0 || a.budgetSeconds > budgetSecondsMax {
+	if !(a.budgetSeconds >= 0 && a.budgetSeconds <= budgetSecondsMax) { // NaN is neither
 		return fmt.Errorf("--budget is %v seconds; it must be 0 to %d", a.budgetSeconds, budgetSecondsMax)
 	}
 	if a.budgetSeconds > 0 {

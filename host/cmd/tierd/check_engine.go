@@ -80,7 +80,11 @@ func (a *engineArgs) engine(f *pflag.FlagSet, d *deploy.Deployment, derived bool
 	if !d.IsStock() && len(a.at) > 0 {
 		return nil, fmt.Errorf("--at is for a stock engine, and %s is judged as engine tierd's", d.File())
 	}
-	return parseAt(a.at)
+	at, err := parseAt(a.at)
+	if err == nil && at != nil && max(at.Prompt, at.Text) > d.MaxTokens {
+		err = fmt.Errorf("--at has a prompt of %d tokens, but max_tokens of %s is %d; give a prompt that the deployment allows", max(at.Prompt, at.Text), d.File(), d.MaxTokens)
+	}
+	return at, err
 }
 
 // atFields are the parts of a case by the name that --at gives them, in the order of

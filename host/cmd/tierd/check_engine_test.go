@@ -128,6 +128,7 @@ func TestCheckEngineErrors(t *testing.T) {
 		"check stock.yaml --promotion maybe":                        "tierd check: stock.yaml, judged as engine vllm-0.30: engine_params.promotion is maybe; it must be pending or retry\n",
 		"check stock.yaml --promotion retry --retention some":       "tierd check: stock.yaml, judged as engine vllm-0.30: engine_params.retention_interval is some; it must be a number of tokens, or the word none, 0 to 2147483648\n",
 		"check stock.yaml --promotion retry --at prompt=5,gpu=3":    "tierd check: check deployment m: vllm: prefix on the GPU of 3 tokens ends inside a block of 16 tokens of group 0\n",
+		"check stock.yaml --promotion retry --at prompt=999999":     "tierd check: --at has a prompt of 999999 tokens, but max_tokens of stock.yaml is 16384; give a prompt that the deployment allows\n",
 		"check stock.yaml --promotion retry --at prmpt=5":           "tierd check: --at has \"prmpt\"; did you mean \"prompt\"? known: prompt, gpu, loaded, primary, step, generated, local, text\n",
 		"check stock.yaml --promotion retry --at prompt=x":          "tierd check: --at has prompt=x; it must be a number of tokens\n",
 		"check stock.yaml --promotion retry --at gpu=16":            "tierd check: --at names no prompt; give its length in tokens, as in: --at prompt=7296,gpu=7168\n",

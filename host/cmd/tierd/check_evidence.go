@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/tryout"
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/deploy"
@@ -75,7 +76,11 @@ func (e *evidenceArgs) prepare(cmd *cobra.Command, target string, plugin bool, a
 		return err
 	}
 	if e.key != "" {
-		data, err := os.ReadFile(e.key)
+		data, err := config.ReadAtMost(e.key, evidence.KeyBytesMax)
+		var pe *fs.PathError
+		if errors.As(err, &pe) {
+			return fmt.Errorf("--key is %s: %w; give the private key that tierd key wrote", e.key, pe.Err)
+		}
 		if err != nil {
 			return fmt.Errorf("--key: %w", err)
 		}

@@ -46,6 +46,10 @@ func modelUse(f *pflag.FlagSet, a *checkArgs) error {
 			return errors.New("--twin is for a plugin, and --model for a model's configuration; leave out one of them")
 		case a.printDeployment && a.asJSON:
 			return errors.New("--print-deployment and --json print different files; give one of them")
+		case f.Changed("chunk-blocks") && a.chunkBlocks == 0:
+			return errors.New("--chunk-blocks is 0; a chunk has at least 1 block")
+		case f.Changed("max-tokens") && a.maxTokens == 0:
+			return errors.New("--max-tokens is 0; the longest prompt has at least 1 token")
 		case !f.Changed("block"):
 			return errors.New("--model needs the size of the engine's blocks, as in: tierd check --model config.json --block 16")
 		}

@@ -36,7 +36,7 @@ func TestModelCommands(t *testing.T) {
 	var got strings.Builder
 	for _, line := range []string{
 		"--model Tiny-4L/config.json", "--model Tiny-4L --block 16", "--model none.json --block 16", "--model small.yaml --block 16",
-		"--model tiny.v1.json --block 16 small.yaml", "--model tiny.v1.json --block 16 --twin window", "--model tiny.v1.json --block x",
+		"--model tiny.v1.json --block 16 small.yaml", "--model tiny.v1.json --block 16 --twin window", "--model tiny.v1.json --block x", "--model tiny.v1.json --block 16 --chunk-blocks 0", "--model tiny.v1.json --block 16 --max-tokens 0",
 		"--model tiny.v1.json --block 16 --json --print-deployment", "--model tiny.v1.json --block 16 --align 100",
 		"--model tiny.v1.json --block 16 --legs pod", "--model tiny.v1.json --block 16 --dtype bf17", "--model whisper.json --block 16",
 		"--model whisper.json --block 16 --json", "--model tiny.v1.json --block 16 --state none/state",

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -22,8 +25,11 @@ func pairFlags(f *pflag.FlagSet, a *checkArgs) {
 // judgePair returns the verdict of two deployments against each other. Flags of a stock
 // engine hold for both.
 func judgePair(ctx context.Context, cmd *cobra.Command, here *deploy.Deployment, at *stock.At, a *checkArgs) (*registry.Verdict, error) {
-	if err := isFile(a.against); err != nil {
-		return nil, fmt.Errorf("--against: %w", err)
+	switch info, err := os.Stat(a.against); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("--against: there is no file %q; give the other version's deployment file", a.against)
+	case err == nil && info.IsDir():
+		return nil, fmt.Errorf("--against: %s is a directory; give a file of it, as in: --against %s", a.against, filepath.Join(a.against, "deployment.yaml"))
 	}
 	there, err := deploy.Load(a.against)
 	if err != nil {
@@ -60,22 +66,18 @@ func printPair(w io.Writer, v *registry.Verdict) {
 	}
 	for i := range v.Ways {
 		way := &v.Ways[i]
-		label, outcome := "", "every demand is covered"
+		label := ""
 		if i == 0 {
 			label = "ways"
 		}
-		switch {
-		case way.Counterexample != nil:
-			outcome = fmt.Sprintf("REFUSED from prompts of %d tokens on", way.Counterexample.PromptTokens)
-		case way.Undecided:
-			outcome = "undecided"
-		case way.Cases == 0:
-			outcome = "nothing is demanded without a lookup"
-		}
-		fmt.Fprintf(w, "  %-12s producer %s, consumer %s: %s\n", label, way.Producer, way.Consumer, outcome)
-		if way.Earlier > 0 {
-			fmt.Fprintf(w, "  %-12s   in leg probe it resumes earlier than with a producer of its own version for %d of %d prompt lengths\n", "", way.Earlier, way.Probes)
+		fmt.Fprintf(w, "  %-12s producer %s, consumer %s: %s\n", label, way.Producer, way.Consumer, way.Outcome())
+		if sooner := way.Sooner(); sooner != "" {
+			fmt.Fprintf(w, "  %-12s   %s\n", "", sooner)
 		}
 	}
-	fmt.Fprintf(w, "  %-12s %s, deployment %s, rules %s; by relation pair alone: check each file by itself, too\n", "against", v.Against.File, short(v.Against.DeploymentDigest), short(v.Against.RulesDigest))
+	of := "by relation pair alone"
+	if v.Engine != deploy.EngineTierd {
+		of = "producers of the one with consumers of the other alone"
+	}
+	fmt.Fprintf(w, "  %-12s %s, deployment %s, rules %s; %s: check each file by itself, too\n", "against", v.Against.File, short(v.Against.DeploymentDigest), short(v.Against.RulesDigest), of)
 }

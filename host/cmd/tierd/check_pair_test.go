@@ -38,7 +38,7 @@ groups:
 	var got strings.Builder
 	for _, line := range []string{
 		"check a.yaml --against a.yaml", "check a.yaml --against longer.yaml", "check a.yaml --against wider.yaml",
-		"check a.yaml --against layout.yaml", "check a.yaml --against broken.yaml", "check a.yaml --against none.yaml",
+		"check a.yaml --against layout.yaml", "check a.yaml --against broken.yaml", "check a.yaml --against none.yaml", "check a.yaml --against .",
 		"check none.yaml --against a.yaml", "check one.wasm --against a.yaml", "check a.yaml --against a.yaml --budget 0.000001",
 	} {
 		out, errOut, status := command(t, "", append(strings.Fields(line), "--state", "state")...) // compiled once

@@ -70,11 +70,11 @@ func TestCommands(t *testing.T) {
 	var got strings.Builder
 	for _, line := range []string{
 		"check", "check a b", "check none.yaml", "check .", "check one.wasm#", "check exec:./none", "check lines.jsonl", "new rule My-rule --lang c", "check none.wasm", "check text.wasm",
-		"check small.yaml --twin window", "check small.yaml --legs pd", "check small.yaml --budget 0.000001", "check small.yaml --budget -1", "check small.yaml --state none/state", "check one.wasm --state none/state",
+		"check small.yaml --twin window", "check small.yaml --legs pd", "check small.yaml --budget 0.000001", "check small.yaml --budget -1", "check small.yaml --budget NaN", "check small.yaml --budget x", "check small.yaml --seed -1", "check small.yaml --seed 99999999999999999999", "check small.yaml --jsn", "check small.yaml --json=maybe", "check small.yaml --html=", "check small.yaml --at=", "check small.yaml --state none/state", "check one.wasm --state none/state",
 		"check one.wasm --legs pod", "check two.wasm --twin one.wasm", "check one.wasm --twin windo",
 		"check one.wasm", "check ./two.wasm", "check one.bin", "check one.wasm#p", "check one.wasm#q", "check one.wasm --json", "check none.wasm --json",
 		"check one.wasm --color sometimes", "check small.yaml --certificate c.json", "check small.yaml --key key.pem", "check one.wasm --certificate c.json --key key.pem",
-		"check small.yaml --certificate c.json --key none.pem", "check small.yaml --certificate c.json --key text.wasm",
+		"check small.yaml --certificate c.json --key none.pem", "check small.yaml --certificate c.json --key text.wasm", "check small.yaml --certificate c.json --key /dev/zero", "check small.yaml --certificate c.json --key .",
 		"check small.yaml --junit a --html ./a", "check small.yaml --sarif small.yaml", "check small.yaml --certificate c.json --key c.json", "check small.yaml --json --junit -", "check small.yaml --html - --junit -",
 		"check small.yaml --junit none/junit.xml", "check small.yaml --html checkout", "check none.yaml --json --junit none/x", "key", "key small.yaml", "key none/ci.pem",
 		"inspect", "inspect one.wasm", "inspect one.wasm --json", "inspect text.wasm", "inspect text.wasm --json", "inspect none.wasm", "inspect none.wasm --json", "inspect one-bin",

@@ -16,8 +16,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/tierd/tierd/registry/deploy/strictyaml"
 )
 
 // commands are the subcommands, each from its own file.
@@ -64,8 +68,41 @@ func rootCommand() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetFlagErrorFunc(flagError)
 	for _, c := range commands {
 		root.AddCommand(c())
 	}
 	return root
+}
+
+// flagError says of a flag that cannot be read what it must be: what the flag package says
+// names functions of Go's library.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	var invalid *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+		name := "--" + unknown.GetSpecifiedName()
+		return fmt.Errorf("there is no flag %s%s %s --help lists them", name, strictyaml.DidYouMean(name, names), cmd.CommandPath())
+	case errors.As(err, &invalid):
+		must := "must be another value"
+		switch kind := invalid.GetFlag().Value.Type(); {
+		case errors.Is(err, strconv.ErrRange):
+			must = "is out of the range of numbers"
+		case strings.HasPrefix(kind, "uint"):
+			must = "must be an integer of at least 0"
+		case strings.HasPrefix(kind, "int"):
+			must = "must be an integer"
+		case strings.HasPrefix(kind, "float"):
+			must = "must be a number"
+		case kind == "bool":
+			must = "must be true or false"
+		case kind == "duration":
+			must = "must be a time with its unit, as in 30s"
+		}
+		return fmt.Errorf("--%s is %q; it %s", invalid.GetFlag().Name, invalid.GetValue(), must)
+	}
+	return err
 }
