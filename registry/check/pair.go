@@ -51,7 +51,7 @@ func (w *Way) Sooner() string {
 	if w.Earlier == 0 {
 		return ""
 	}
-	return fmt.Sprintf("in leg probe it resumes earlier than with a producer of its own version for %d of %d prompt lengths", w.Earlier, w.Probes)
+	return fmt.Sprintf("in leg probe it resumes earlier, so it computes more, than with a producer of its own version for %d of %d prompt lengths", w.Earlier, w.Probes)
 }
 
 // Pair judges two versions of a deployment against each other, both ways: what a consumer
