@@ -29,7 +29,7 @@ var modelOnly = []string{"name", "block", "chunk-blocks", "align", "max-tokens",
 func modelFlags(f *pflag.FlagSet, a *checkArgs) {
 	f.StringVar(&a.model, "model", "", "instead of a deployment: config.json of a Hugging Face model, from which one is derived")
 	f.Uint64Var(&a.block, "block", 0, "of a model: tokens of a block of the engine's GPU cache, such as 16")
-	f.Uint64Var(&a.chunkBlocks, "chunk-blocks", hfconfig.ChunkBlocksDefault, "of a model: blocks of a chunk")
+	f.Uint64Var(&a.chunkBlocks, "chunk-blocks", hfconfig.ChunkBlocksDefault, fmt.Sprintf("of a model: blocks of a chunk; of a stock engine its default, %d", stockChunkBlocks))
 	f.Uint64Var(&a.align, "align", 0, fmt.Sprintf("of a model: distance of the reuse points in tokens, 0 = none (default: the smallest multiple of a chunk that is at least %d)", hfconfig.AlignTokensMin))
 	f.Uint64Var(&a.maxTokens, "max-tokens", 0, "of a model: the longest prompt (default: max_position_embeddings)")
 	f.StringVar(&a.dtype, "dtype", "", "of a model: data type of the KV, one of bf16, fp16, fp32, fp8, int8 (default: the model's)")
@@ -63,6 +63,9 @@ func modelUse(f *pflag.FlagSet, a *checkArgs) error {
 	return nil
 }
 
+// stockChunkBlocks is the default of vLLM's blocks_per_chunk.
+const stockChunkBlocks = 1
+
 // derive returns the deployment of the model that --model names.
 func derive(f *pflag.FlagSet, a *checkArgs) (*hfconfig.Derived, error) {
 	data, err := readModelConfig(a.model)
@@ -74,6 +77,9 @@ func derive(f *pflag.FlagSet, a *checkArgs) (*hfconfig.Derived, error) {
 		if o.Model, err = modelName(a.model); err != nil {
 			return nil, err
 		}
+	}
+	if !f.Changed("chunk-blocks") && a.engineName != "" && a.engineName != deploy.EngineTierd {
+		o.ChunkBlocks = stockChunkBlocks
 	}
 	if f.Changed("align") {
 		o.AlignTokens = &a.align
@@ -119,6 +125,9 @@ func modelName(path string) (string, error) {
 func deployment(cmd *cobra.Command, path string, a *checkArgs) (d *deploy.Deployment, derived *hfconfig.Derived, err error) {
 	if a.model == "" {
 		d, err = deploy.Load(path)
+		if err != nil && filepath.Ext(path) == ".json" {
+			err = fmt.Errorf("%w. If this is the config.json of a model: tierd check --model %s --block 16", err, shellWord(path))
+		}
 		return d, nil, err
 	}
 	if derived, err = derive(cmd.Flags(), a); err != nil {

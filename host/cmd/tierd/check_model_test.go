@@ -36,7 +36,7 @@ func TestModelCommands(t *testing.T) {
 	var got strings.Builder
 	for _, line := range []string{
 		"--model Tiny-4L/config.json", "--model Tiny-4L --block 16", "--model none.json --block 16", "--model small.yaml --block 16",
-		"--model tiny.v1.json --block 16 small.yaml", "--model tiny.v1.json --block 16 --twin window", "--model tiny.v1.json --block x", "--model tiny.v1.json --block 16 --chunk-blocks 0", "--model tiny.v1.json --block 16 --max-tokens 0",
+		"--model tiny.v1.json --block 16 small.yaml", "--model tiny.v1.json --block 16 --twin window", "--model tiny.v1.json --block x", "tiny.v1.json", "--model tiny.v1.json --block 16 --chunk-blocks 0", "--model tiny.v1.json --block 16 --max-tokens 0",
 		"--model tiny.v1.json --block 16 --json --print-deployment", "--model tiny.v1.json --block 16 --align 100",
 		"--model tiny.v1.json --block 16 --legs pod", "--model tiny.v1.json --block 16 --dtype bf17", "--model whisper.json --block 16",
 		"--model whisper.json --block 16 --json", "--model tiny.v1.json --block 16 --state none/state",
@@ -94,6 +94,18 @@ func TestPrintDeployment(t *testing.T) {
 	require.Zero(t, status, errOut)
 	require.NoError(t, json.Unmarshal([]byte(out), &verdict))
 	require.Equal(t, d.Digest(), verdict.Digest)
+}
+
+// A stock engine's chunk is one block, unless it is said.
+func TestModelOfAStockEngine(t *testing.T) {
+	inModels(t)
+	args := strings.Fields("check --model tiny.v1.json --block 4 --engine vllm-0.30 --promotion pending --policy request-level --retention none --print-deployment")
+	for want, more := range map[string][]string{"chunk_blocks: 1 ": nil, "chunk_blocks: 3 ": {"--chunk-blocks", "3"}} {
+		out, errOut, status := command(t, "", append(args, more...)...)
+		require.NotEqual(t, exitUndecided, status, errOut)
+		require.Contains(t, out, want)
+		require.NotContains(t, out, "align_tokens: 4096")
+	}
 }
 
 // A model has the name of its file, or of its directory when the file's says nothing.
