@@ -29,7 +29,11 @@ func (r *run) missing(m *meeting, g int) *check.Counterexample {
 		missing[i].AndNot(m.supply[i])
 	}
 	r.rows(ce, g, set{"supply", m.supply}, set{"demand", m.demand.Groups}, set{"missing", missing})
-	if holds := r.holdsWith(m); len(holds) > 0 {
+	if r.producer == r.consumer { // else it is a pair, in which each side has settings of its own
+		holds := r.holdsWith(m)
+		if len(holds) == 0 {
+			holds = []string{"no other value of one setting alone"}
+		}
 		ce.Facts = append(ce.Facts, check.Fact{Name: "this case holds with", Value: strings.Join(holds, "; or ")})
 	}
 	return ce
@@ -105,24 +109,21 @@ func (r *run) rows(ce *check.Counterexample, g int, sets ...set) {
 // holdsWith tries the failing case with one setting changed, on both sides, and returns
 // the changes under which nothing is missing in it. Other cases may fail all the same.
 func (r *run) holdsWith(m *meeting) (changes []string) {
-	if r.producer != r.consumer {
-		return nil
-	}
 	for _, c := range []struct {
 		name   string
 		change func(c *vllm.Config, p *vllm.Case, a *vllm.Ask) bool // false = there is nothing to change
 	}{
-		{"policy: request-level", func(c *vllm.Config, _ *vllm.Case, _ *vllm.Ask) bool {
+		{"policy: request-level (--policy)", func(c *vllm.Config, _ *vllm.Case, _ *vllm.Ask) bool {
 			was := c.Policy
 			c.Policy = vllm.RequestLevel
 			return was != c.Policy
 		}},
-		{"promotion: pending", func(c *vllm.Config, _ *vllm.Case, _ *vllm.Ask) bool {
+		{"promotion: pending (--promotion), as vLLM since 2026-08-12", func(c *vllm.Config, _ *vllm.Case, _ *vllm.Ask) bool {
 			was := c.Promotion
 			c.Promotion = vllm.PromotionPending
 			return was != c.Promotion
 		}},
-		{"retention_interval: none", func(c *vllm.Config, _ *vllm.Case, _ *vllm.Ask) bool {
+		{"retention_interval: none (--retention), vLLM's prefix_cache_retention_interval", func(c *vllm.Config, _ *vllm.Case, _ *vllm.Ask) bool {
 			was := c.RetentionTokens
 			c.RetentionTokens = vllm.Optional{}
 			return was.Set && c.Revision == vllm.RevB

@@ -311,7 +311,7 @@ func printVerdict(w io.Writer, v *registry.Verdict) {
 			fmt.Fprintf(w, "The time was spent before all smaller cases had run: a smaller one may fail, too.\n\n")
 		}
 	case registry.Undecided:
-		fmt.Fprintf(w, "UNDECIDED  %s: %s; nothing failed so far\n", v.Model, v.Undecided)
+		fmt.Fprintf(w, "UNDECIDED  %s: %s; nothing failed so far. Give --budget more seconds\n", v.Model, v.Undecided)
 	default:
 		fmt.Fprintf(w, "ACCEPTED  %s\n", v.Model)
 	}
@@ -331,9 +331,12 @@ func printVerdict(w io.Writer, v *registry.Verdict) {
 	}
 	label := "domain"
 	if v.Counterexample != nil {
-		label = "searched" // in this order, up to the failure
+		label = "searched"
 	}
-	for _, line := range v.DomainText {
+	for i, line := range v.DomainText {
+		if i == 0 && v.Counterexample != nil {
+			line = "in this order, up to the failure: " + line
+		}
 		fmt.Fprintf(w, "  %-12s %s\n", label, line)
 		label = ""
 	}

@@ -140,7 +140,7 @@ func TestCheckEngineErrors(t *testing.T) {
 	}
 	out, _, status := command(t, "", "check", "stock.yaml", "--promotion", "retry", "--budget", "0.000001")
 	require.Equal(t, exitUndecided, status)
-	require.Contains(t, out, "UNDECIDED  m: the time given to the check is spent; nothing failed so far\n  reached      holes: none of ")
+	require.Contains(t, out, "UNDECIDED  m: the time given to the check is spent; nothing failed so far. Give --budget more seconds\n  reached      holes: none of ")
 }
 
 // The daemon serves its own engine's rules alone, and says so at its start.
