@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/owenrumney/go-sarif/v3/pkg/report/v210/sarif"
 	"github.com/stretchr/testify/require"
@@ -427,6 +428,8 @@ func TestHostileNames(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, string(page), "<script")
 	require.Contains(t, string(page), "&lt;script&gt;")
+	require.True(t, utf8.Valid(page))
+	require.NotContains(t, string(page), "\x1b")
 }
 
 func TestPaint(t *testing.T) {

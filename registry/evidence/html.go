@@ -10,6 +10,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/check"
@@ -76,7 +78,16 @@ func HTML(r *Report) ([]byte, error) {
 	if err := page.Execute(&b, &d); err != nil {
 		return nil, fmt.Errorf("html: %w", err)
 	}
-	return b.Bytes(), nil
+	return bytes.Map(shown, b.Bytes()), nil
+}
+
+// shown returns the character that a page has for r. Names of files may hold bytes that are
+// no text, and characters that HTML does not allow.
+func shown(r rune) rune {
+	if unicode.IsControl(r) && r != '\n' && r != '\t' {
+		return utf8.RuneError
+	}
+	return r
 }
 
 // Overall is the verdict on several findings together: refused when one is, else undecided
