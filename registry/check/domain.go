@@ -59,7 +59,27 @@ const (
 )
 
 func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
-	d := Domain{PromptTokens: s.MaxTokens, Seed: seed, TableChunks: tableChunks, PeriodTokens: max(1, m.AlignTokens)}
+	return domainBy(period(m, s), m, s, seed)
+}
+
+// period returns the length after which the answers of a deployment's rules repeat.
+func period(m *plan.Model, s *Subject) uint64 {
+	p := max(1, m.AlignTokens)
+	for i := range m.Groups {
+		p = plan.LCM(p, m.Groups[i].ChunkTokens)
+	}
+	for i := range s.Groups {
+		if c := &s.Groups[i]; c.Manifest.Mask == abi.MaskChunk || c.Manifest.Mask == abi.MaskLatent {
+			p = plan.LCM(p, max(1, c.Params[c.Manifest.Param(c.Manifest.MaskArgs[0])]))
+		}
+	}
+	return p
+}
+
+// domainBy is the domain of a deployment whose answers are taken to repeat after period
+// tokens.
+func domainBy(period uint64, m *plan.Model, s *Subject, seed uint64) Domain {
+	d := Domain{PromptTokens: s.MaxTokens, Seed: seed, TableChunks: tableChunks, PeriodTokens: period}
 	d.Sweep, d.Edges, d.Tables = []string{"needs", "useful"}, []string{"pure", "schedule"}, []string{"states"}
 	if s.PD {
 		d.Sweep = append([]string{"covers"}, d.Sweep...)
@@ -68,14 +88,6 @@ func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
 	d.Edges = append(d.Edges, "needs (partial arrivals)", "caps", "content", "width")
 	if s.Probe && m.AlignTokens > 0 {
 		d.Edges = append(d.Edges, "useful (shared prefixes)")
-	}
-	for i := range m.Groups {
-		d.PeriodTokens = plan.LCM(d.PeriodTokens, m.Groups[i].ChunkTokens)
-	}
-	for i := range s.Groups {
-		if c := &s.Groups[i]; c.Manifest.Mask == abi.MaskChunk || c.Manifest.Mask == abi.MaskLatent {
-			d.PeriodTokens = plan.LCM(d.PeriodTokens, max(1, c.Params[c.Manifest.Param(c.Manifest.MaskArgs[0])]))
-		}
 	}
 	d.EdgeExhaustive = d.PeriodTokens <= residuesMax
 	set := map[uint64]bool{}
@@ -103,10 +115,11 @@ func newDomain(m *plan.Model, s *Subject, seed uint64) Domain {
 		}
 	}
 	draw := rng(seed)
-	for before := len(set); len(set) < before+drawnLengths && uint64(len(set)) < s.MaxTokens; {
+	before := len(set)
+	for len(set) < before+drawnLengths && uint64(len(set)) < s.MaxTokens {
 		add(1 + draw.below(s.MaxTokens))
 	}
-	d.Drawn = drawnLengths
+	d.Drawn = len(set) - before
 	for n := range set {
 		d.edges = append(d.edges, n)
 	}

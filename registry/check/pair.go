@@ -160,7 +160,8 @@ func openPair(producer, consumer Subject, o Options) (r *run, closeAll func(), e
 	if err := sameChunks(x, y); err != nil {
 		return nil, closeAll, fmt.Errorf("%s and %s: %w", producer.Name, consumer.Name, err)
 	}
-	c.domain = pairDomain(newDomain(x, &producer, o.Seed), newDomain(y, &consumer, o.Seed))
+	both := plan.LCM(period(x, &producer), period(y, &consumer))
+	c.domain = pairDomain(domainBy(both, x, &producer, o.Seed), domainBy(both, y, &consumer, o.Seed))
 	return c, closeAll, nil
 }
 
@@ -199,11 +200,11 @@ func sameChunks(x, y *plan.Model) error {
 	return nil
 }
 
-// pairDomain joins the domains of two deployments with equal chunks.
+// pairDomain joins the domains, by one period, of two deployments with equal chunks.
 func pairDomain(x, y Domain) Domain {
 	d := Domain{
-		PromptTokens: x.PromptTokens, PeriodTokens: plan.LCM(x.PeriodTokens, y.PeriodTokens), Seed: x.Seed,
-		Drawn: x.Drawn, EdgeExhaustive: x.EdgeExhaustive && y.EdgeExhaustive,
+		PromptTokens: x.PromptTokens, PeriodTokens: x.PeriodTokens, Seed: x.Seed,
+		Drawn: x.Drawn, EdgeExhaustive: x.EdgeExhaustive,
 		Sweep: []string{PairRelation}, Edges: []string{PairRelation + " (local prefixes, load caps, own tiers, warm producers)"},
 	}
 	d.edges = slices.Concat(x.edges, y.edges)

@@ -344,3 +344,14 @@ func TestPairAgainstBruteForce(t *testing.T) {
 	require.Greater(t, outcomes[true], 20)
 	require.Greater(t, outcomes[false], 20)
 }
+
+// The period that a verdict on a pair states is that of both, and all lengths of its first
+// three are run when it says so.
+func TestPairPeriodIsThatOfBoth(t *testing.T) {
+	a, b := subject(2000, 48, nil, window(20, 0, 4, 2), full(4, 4)), subject(2000, 80, nil, window(20, 0, 4, 2), full(4, 4))
+	rep, err := check.Pair(context.Background(), named("a", a), named("b", b), check.Options{Seed: 1})
+	require.NoError(t, err)
+	require.EqualValues(t, 240, rep.Domain.PeriodTokens)
+	require.True(t, rep.Domain.EdgeExhaustive)
+	require.GreaterOrEqual(t, rep.Domain.EdgeLengths, 4*240)
+}
