@@ -469,6 +469,11 @@ func (w *world) consumers(prompt uint64) {
 		more, _ := w.supply(prompt, prompt, w.bound(prompt), junction, 0, 0)
 		m := w.eager(prompt, prompt, 0, w.bound(prompt), nil)
 		w.served(prompt, 0, m, more, nil, "with a junction")
+		for g := range supply {
+			if supply[g]&^more[g] != 0 {
+				w.breaks("covers", "prompt %d, with a junction at %d: group %s supplies %b, without %b", prompt, junction, w.places[g].name, more[g], supply[g])
+			}
+		}
 	}
 	if !w.pd {
 		return
@@ -810,18 +815,19 @@ func (w *world) aborts(prompt uint64) {
 }
 
 // Relation warm: with any prefix in its tier, offered any number of times, or on its GPU, the
-// producer supplies what a cold consumer demands.
+// producer supplies what a cold consumer demands, and all that a cold producer does.
 func (w *world) warm(prompt uint64) {
 	if !w.pd {
 		return
 	}
 	m := w.eager(prompt, prompt, 0, w.bound(prompt), nil)
+	cold, _ := w.supply(prompt, prompt, w.bound(prompt), 0, 0, 0)
 	for resident := uint64(0); resident <= prompt && len(w.policies) > 0; resident++ {
 		for _, offers := range []uint64{0, 1, 2, 3, 1000} {
 			supply, _ := w.supply(prompt, prompt, w.bound(prompt), 0, resident, offers)
 			for g := range w.places {
-				if m.demand[g]&^supply[g] != 0 {
-					w.breaks("warm", "prompt %d resident %d offers %d: group %s demands %b, supplied %b", prompt, resident, offers, w.places[g].name, m.demand[g], supply[g])
+				if all := m.demand[g] | cold[g]; all&^supply[g] != 0 {
+					w.breaks("warm", "prompt %d resident %d offers %d: group %s promises %b, supplied %b", prompt, resident, offers, w.places[g].name, all, supply[g])
 				}
 			}
 		}

@@ -92,6 +92,15 @@ func controls() []control {
 			}})},
 		{"a policy stores only what is new", "warm", "sliding",
 			subject(400, 64, []abi.Spec{policy.ChunkLevel()}, window(20, 0, 4, 2), full(4, 4))},
+		{"a policy keeps no aligned tails of what it was offered before", "warm", "sliding",
+			subject(700, 64, []abi.Spec{lastOfAgain(5)}, window(20, 0, 4, 2))},
+		{"keeps no aligned tails where it is told a junction", "covers", "sliding", sliding(&twisted{Spec: specs.Window(),
+			reach: func(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+				if r.JunctionTokens > 0 {
+					r.AlignTokens = 0
+				}
+				return in.Reach(r, out)
+			}})},
 		{"fetches everything that is stored", "width", "sliding", subject(700, 64, nil, part{"sliding", glutton, []uint64{20, 0}, 4, 2})},
 		{"stores everything, and fetches a tail", "width", "sliding", sliding(everything)},
 		{"fetches more than it claims", "width", "sliding",
@@ -134,6 +143,31 @@ func (sip) Reach(r abi.Round, out abi.Bitmap) error {
 func (s sip) Scan(r abi.Round, _ abi.States, _ abi.Bitmap) (abi.Span, error) {
 	end := min(r.BoundTokens, r.LocalTokens+uint64(s)+r.ChunkTokens-1) / r.ChunkTokens
 	return abi.Span{Usable: min(uint32(r.Chunks()), uint32(max(end, uint64(r.Lo))-uint64(r.Lo)))}, nil
+}
+
+// lastOfAgain is a policy that lets in everything at the first offer, and then the last chunks
+// alone. A cold consumer that resumes at the prompt's end asks for no more.
+type lastOfAgain uint64
+
+func (lastOfAgain) Manifest() *abi.Manifest {
+	return &abi.Manifest{Name: "last-of-again", Version: "1.0.0", Kind: abi.KindPolicy}
+}
+
+func (l lastOfAgain) Open([]uint64) (abi.Rule, error) { return l, nil }
+
+func (l lastOfAgain) Reach(r abi.Round, out abi.Bitmap) error {
+	first := uint64(0)
+	if n := r.StoredTokens / r.ChunkTokens; r.Offers > 0 && n > uint64(l) {
+		first = n - uint64(l)
+	}
+	for c := max(first, uint64(r.Lo)); c < uint64(r.Hi); c++ {
+		out.Set(int(c - uint64(r.Lo)))
+	}
+	return nil
+}
+
+func (lastOfAgain) Scan(r abi.Round, _ abi.States, _ abi.Bitmap) (abi.Span, error) {
+	return abi.Span{Usable: uint32(r.Chunks())}, nil
 }
 
 // firstTokens is the shipped policy cap, opened without its parameter.

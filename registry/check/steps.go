@@ -335,20 +335,51 @@ func (w *worker) aborts(prompt uint64, draw *rng) (*Counterexample, error) {
 	return nil, nil
 }
 
+// A promise is what consumers of a prompt count on: what a cold one demands, and all that a
+// cold producer supplies, on some of which those count that resume elsewhere, such as at an
+// aligned point below a load cap of their own.
+type promise struct {
+	resume uint64
+	demand []abi.Bitmap
+	cold   []abi.Bitmap
+}
+
 // warm judges that a producer whose tier or GPU already holds a prefix supplies what a
-// cold consumer demands.
+// cold one does.
 func (w *worker) warm(prompt uint64) (*Counterexample, error) {
 	pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt}, nil)
 	if err != nil {
 		return w.broken("warm", prompt, err)
 	}
-	demand := cloneSets(pl.Demand)
-	if ce, err := w.warmPolicies(prompt, pl.ResumeTokens, demand); ce != nil || err != nil {
+	have := promise{resume: pl.ResumeTokens, demand: cloneSets(pl.Demand)}
+	if have.cold, _, err = w.planner.PromptSupply(plan.Start{PromptTokens: prompt}); err != nil {
+		return w.broken("warm", prompt, err)
+	}
+	if ce, err := w.warmPolicies(prompt, &have); ce != nil || err != nil {
 		return ce, err
 	}
 	return w.eachWarm("warm", prompt, func(s plan.Start, gpu uint64) (*Counterexample, error) {
-		return w.warmCase(s, gpu, pl.ResumeTokens, demand)
+		return w.warmCase(s, gpu, &have)
 	})
+}
+
+// kept refuses, as part of a relation, a supply that holds less than was promised. why says
+// who supplies it.
+func (w *worker) kept(ce *Counterexample, relation, why string, supply []abi.Bitmap, have *promise) *Counterexample {
+	ce.ResumeTokens = have.resume
+	for g := range supply {
+		if minus(have.demand[g], supply[g]) != nil {
+			return w.fail(ce, relation, g, why+", and the consumer demands the rest",
+				row{"supply", supply}, row{"demand", have.demand}, row{"missing", minusAll(have.demand, supply)})
+		}
+	}
+	for g := range supply {
+		if minus(have.cold[g], supply[g]) != nil {
+			return w.fail(ce, relation, g, why+", and a consumer that resumes earlier, such as at an aligned point below a load cap of its own, counts on the rest",
+				row{"cold producer", have.cold}, row{"supply", supply}, row{"missing", minusAll(have.cold, supply)})
+		}
+	}
+	return nil
 }
 
 // eachWarm calls do for producers of a prompt whose tier and GPU hold prefixes.
@@ -386,25 +417,19 @@ func (w *worker) eachWarm(relation string, prompt uint64, do func(s plan.Start, 
 
 // warmPolicies judges what the policies admit for many resident prefixes and numbers of
 // offers: only they see these, so no machine is needed.
-func (w *worker) warmPolicies(prompt, resume uint64, demand []abi.Bitmap) (*Counterexample, error) {
+func (w *worker) warmPolicies(prompt uint64, have *promise) (*Counterexample, error) {
 	return w.eachOffer(prompt, func(s plan.Start) (*Counterexample, error) {
 		w.count("warm")
 		supply, _, err := w.planner.PromptSupply(s)
 		if err != nil {
 			return w.broken("warm", prompt, err)
 		}
-		for g := range demand {
-			if minus(demand[g], supply[g]) != nil {
-				ce := &Counterexample{PromptTokens: prompt, ResidentTokens: s.ResidentTokens, Offers: s.Offers, ResumeTokens: resume}
-				why := "a producer that already holds a prefix supplies less than a cold one, and the consumer demands the rest"
-				if s.ResidentTokens == 0 {
-					why = "a producer that was offered a prefix before supplies less than the first time, and the consumer demands the rest"
-				}
-				return w.fail(ce, "warm", g, why,
-					row{"supply", supply}, row{"demand", demand}, row{"missing", minusAll(demand, supply)}), nil
-			}
+		why := "a producer that already holds a prefix supplies less than a cold one"
+		if s.ResidentTokens == 0 {
+			why = "a producer that was offered a prefix before supplies less than the first time"
 		}
-		return nil, nil
+		ce := &Counterexample{PromptTokens: prompt, ResidentTokens: s.ResidentTokens, Offers: s.Offers}
+		return w.kept(ce, "warm", why, supply, have), nil
 	})
 }
 
@@ -441,23 +466,17 @@ func (w *worker) held(s plan.Start, resident uint64) ([]abi.Bitmap, error) {
 	return sets, nil
 }
 
-func (w *worker) warmCase(s plan.Start, gpu, resume uint64, demand []abi.Bitmap) (*Counterexample, error) {
+func (w *worker) warmCase(s plan.Start, gpu uint64, have *promise) (*Counterexample, error) {
 	w.count("warm")
 	p, err := w.warmed(s, gpu)
 	if p == nil || err != nil {
 		return w.broken("warm", s.PromptTokens, err)
 	}
-	ce := &Counterexample{PromptTokens: s.PromptTokens, ResidentTokens: s.ResidentTokens, GPUTokens: gpu, ResumeTokens: resume}
+	ce := &Counterexample{PromptTokens: s.PromptTokens, ResidentTokens: s.ResidentTokens, GPUTokens: gpu, ResumeTokens: have.resume}
 	if p.wrong != "" {
 		return w.fail(ce, "warm", p.group, p.wrong, row{"supply", p.offered}), nil
 	}
-	for g := range demand {
-		if minus(demand[g], p.offered[g]) != nil {
-			return w.fail(ce, "warm", g, "a producer that already holds a prefix supplies less than a cold one, and the consumer demands the rest",
-				row{"supply", p.offered}, row{"demand", demand}, row{"missing", minusAll(demand, p.offered)}), nil
-		}
-	}
-	return nil, nil
+	return w.kept(ce, "warm", "a producer that already holds a prefix supplies less than a cold one", p.offered, have), nil
 }
 
 // warmed runs a producer to its prompt's end from a native GPU prefix; nil when no engine

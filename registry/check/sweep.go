@@ -255,7 +255,10 @@ func (w *worker) junctions(prompt uint64) (*Counterexample, error) {
 	if err != nil {
 		return w.broken("covers", prompt, err)
 	}
-	demand := cloneSets(pl.Demand)
+	have := promise{resume: pl.ResumeTokens, demand: cloneSets(pl.Demand)}
+	if have.cold, _, err = w.planner.PromptSupply(plan.Start{PromptTokens: prompt}); err != nil {
+		return w.broken("covers", prompt, err)
+	}
 	ct := w.model().Groups[0].ChunkTokens
 	for _, x := range [...]uint64{ct, prompt / 2, prompt - 1, prompt, 1 + draw.below(prompt)} {
 		if x == 0 || x > prompt {
@@ -266,11 +269,10 @@ func (w *worker) junctions(prompt uint64) (*Counterexample, error) {
 			return w.broken("covers", prompt, err)
 		}
 		w.count("covers")
-		for g := range demand {
-			if minus(demand[g], supply[g]) != nil && w.subject.PD {
-				ce := &Counterexample{PromptTokens: prompt, JunctionTokens: x, ResumeTokens: pl.ResumeTokens}
-				return w.fail(ce, "covers", g, "a producer that is told a junction supplies less, and the consumer demands the rest",
-					row{"supply", supply}, row{"demand", demand}, row{"missing", minusAll(demand, supply)}), nil
+		if w.subject.PD {
+			ce := &Counterexample{PromptTokens: prompt, JunctionTokens: x}
+			if ce := w.kept(ce, "covers", "a producer that is told a junction supplies less", supply, &have); ce != nil {
+				return ce, nil
 			}
 		}
 		if w.subject.Probe && x < prompt {
