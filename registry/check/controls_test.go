@@ -101,6 +101,23 @@ func controls() []control {
 				}
 				return in.Reach(r, out)
 			}})},
+		{"takes the chunk of which half is local for local", "needs", "sliding", sliding(&twisted{Spec: specs.Window(),
+			scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+				span, err := in.Scan(r, s, d)
+				if !span.Deferred && r.LocalTokens%r.ChunkTokens != 0 {
+					d.Unset(0)
+				}
+				return span, err
+			}})},
+		{"fetches all when its own tier holds the end, which a policy keeps out", "covers", "sliding",
+			subject(700, 0, []abi.Spec{butLast(4)}, part{"sliding", &twisted{Spec: specs.Window(),
+				scan: func(in abi.SpecRule, r abi.Round, s abi.States, d abi.Bitmap) (abi.Span, error) {
+					span, err := in.Scan(r, s, d)
+					if n := r.Chunks(); !span.Deferred && int(span.Usable) == n && r.BoundTokens+1 == r.PromptTokens {
+						s.Mark(abi.Here, 0, n, d)
+					}
+					return span, err
+				}}, []uint64{20, 0}, 4, 2})},
 		{"fetches everything that is stored", "width", "sliding", subject(700, 64, nil, part{"sliding", glutton, []uint64{20, 0}, 4, 2})},
 		{"stores everything, and fetches a tail", "width", "sliding", sliding(everything)},
 		{"fetches more than it claims", "width", "sliding",
@@ -167,6 +184,27 @@ func (l lastOfAgain) Reach(r abi.Round, out abi.Bitmap) error {
 }
 
 func (lastOfAgain) Scan(r abi.Round, _ abi.States, _ abi.Bitmap) (abi.Span, error) {
+	return abi.Span{Usable: uint32(r.Chunks())}, nil
+}
+
+// butLast is a policy that does not let in the last chunks, and lets all be fetched.
+type butLast uint64
+
+func (butLast) Manifest() *abi.Manifest {
+	return &abi.Manifest{Name: "but-last", Version: "1.0.0", Kind: abi.KindPolicy}
+}
+
+func (l butLast) Open([]uint64) (abi.Rule, error) { return l, nil }
+
+func (l butLast) Reach(r abi.Round, out abi.Bitmap) error {
+	n := r.StoredTokens / r.ChunkTokens
+	for c := uint64(r.Lo); c < min(uint64(r.Hi), n-min(n, uint64(l))); c++ {
+		out.Set(int(c - uint64(r.Lo)))
+	}
+	return nil
+}
+
+func (butLast) Scan(r abi.Round, _ abi.States, _ abi.Bitmap) (abi.Span, error) {
 	return abi.Span{Usable: uint32(r.Chunks())}, nil
 }
 
