@@ -55,6 +55,10 @@ func refusedWays(rep *check.Report) []string {
 // is covered: by covers, caps for a consumer, and warm.
 func TestPairOfOneVersion(t *testing.T) {
 	for _, c := range controls() {
+		switch c.name { // a producer that keeps less than a cold one is refused by itself
+		case "keeps no aligned tails where it is told a junction", "a policy keeps no aligned tails of what it was offered before":
+			continue
+		}
 		switch c.relation {
 		case "covers", "warm", "content", "useful", "schedule", "width":
 		case "caps":
