@@ -38,6 +38,9 @@ type place struct {
 	block, chunk uint64
 	draft        bool
 	keepsPrompt  bool // of a generated text it keeps nothing
+	state        bool // a chunk stands for the recurrent state at its end
+	// extra is how many tokens before those that attention reads the rule says it fetches.
+	extra uint64
 	// reads is the mask: whether the query at q reads the key at k < q. nil = unverified:
 	// what the rule's Need says is believed.
 	reads func(prompt, q, k uint64) bool
@@ -67,6 +70,8 @@ type world struct {
 	table  [2]uint64
 	truths map[[4]uint64]set
 	sups   map[[6]uint64]supplied
+	wanted map[[3]uint64]set
+	free   []*world // without the policies, the store cap, or both
 	floors uint64
 }
 
@@ -84,6 +89,8 @@ func (w *world) breaks(relation, format string, args ...any) {
 // judge fills broken.
 func (w *world) judge() {
 	w.broken, w.truths, w.sups = map[string]string{}, map[[4]uint64]set{}, map[[6]uint64]supplied{}
+	w.wanted = map[[3]uint64]set{}
+	w.release()
 	for w.floors = 1; ; w.floors++ {
 		common := true
 		for _, p := range w.places {
@@ -102,7 +109,9 @@ func (w *world) judge() {
 		w.arrivals(prompt)
 		w.blocks(prompt)
 		w.readers(prompt)
+		w.caps(prompt)
 		w.texts(prompt)
+		w.shelves(prompt)
 		w.aborts(prompt)
 		w.warm(prompt)
 	}
@@ -358,8 +367,22 @@ func (w *world) laws(g int) {
 				r := w.round(g, bound+1, bound+1)
 				r.LocalTokens, r.BoundTokens, r.Lo, r.Hi = lo*p.chunk, bound, uint32(lo), uint32(lo+n)
 				w.lawsOf(g, r)
+			}
+		}
+	}
+	for hi := uint64(1); hi*p.chunk <= w.longest; hi++ {
+		for lo := range hi {
+			for _, bound := range []uint64{hi * p.chunk, hi*p.chunk - 1, (hi-1)*p.chunk + 1} {
+				if bound <= lo*p.chunk {
+					continue
+				}
+				r := w.round(g, bound+1, bound+1)
+				r.LocalTokens, r.BoundTokens, r.Lo, r.Hi = lo*p.chunk, bound, uint32(lo), uint32(hi)
 				for _, p := range w.policies {
 					w.rangeOf(p, r)
+				}
+				if hi-lo > w.tables && lo < 2 && bound%p.chunk == 0 {
+					w.longLaws(g, r)
 				}
 			}
 		}
@@ -370,7 +393,11 @@ func (w *world) laws(g int) {
 func (w *world) rangeOf(policy abi.Rule, r abi.Round) {
 	n := r.Chunks()
 	first, _ := w.scan(policy, r, func(uint64) abi.State { return abi.Miss })
-	for code := range 1 << (2 * min(n, 3)) { // of the first chunks; the others are Misses
+	tables := []uint64{^uint64(0) / 3, ^uint64(0) / 3 * 2, ^uint64(0)} // all in one state
+	for code := range uint64(1) << (2 * min(n, 3)) {                   // of the first chunks; the others are Misses
+		tables = append(tables, code)
+	}
+	for _, code := range tables {
 		span, _ := w.scan(policy, r, func(c uint64) abi.State { return abi.State(code >> (2 * (c - uint64(r.Lo))) & 3) })
 		if span.Deferred || int(span.Usable) > n || span != first {
 			w.breaks("states", "a policy's range is %+v for %+v, table %b", span, r, code)
@@ -378,85 +405,200 @@ func (w *world) rangeOf(policy abi.Rule, r abi.Round) {
 	}
 }
 
+// lawsOf judges all tables of a Round's chunks, of which there are few.
 func (w *world) lawsOf(g int, r abi.Round) {
-	n := r.Chunks()
-	type said struct {
-		span   abi.Span
-		demand set
+	j := &jurist{w: w, g: g, r: r, few: make([]*said, 1<<(2*r.Chunks()))}
+	for code := range j.few {
+		j.judge(code)
 	}
-	all := make([]said, 1<<(2*n)) // by code: two bits a chunk
-	state := func(code, i int) abi.State { return abi.State(code >> (2 * i) & 3) }
-	for code := range all {
-		all[code].span, all[code].demand = w.scan(w.places[g].rule, r, func(c uint64) abi.State { return state(code, int(c)-int(r.Lo)) })
-		all[code].demand >>= r.Lo
-	}
-	for code, a := range all {
-		here, unknown, pending := set(0), set(0), code
-		for i := range n {
-			switch state(code, i) {
-			case abi.Hit:
-				here.add(uint64(i))
-			case abi.Pending:
-				here.add(uint64(i))
-				pending ^= 3 << (2 * i) // becomes Hit
-			case abi.Retry:
-				unknown.add(uint64(i))
-			}
-		}
-		where := func(law string) {
-			w.breaks("states", "group %s, %s: chunks %d to %d, bound %d, table %0*b: %+v", w.places[g].name, law, r.Lo, r.Hi, r.BoundTokens, 2*n, code, a)
-		}
-		if int(a.span.Usable) > n {
-			where("usable beyond the range")
-		}
-		if all[pending] != a {
-			where("Pending is not Hit")
-		}
-		if a.span.Deferred {
-			if a.demand == 0 || a.demand&^unknown != 0 {
-				where("deferred, and marks not what is unknown")
-			}
-			continue
-		}
-		if a.demand&^here != 0 {
-			where("demands what is not here")
-		}
-		for i := range n {
-			if state(code, i) == abi.Miss {
-				if b := all[code|int(abi.Hit)<<(2*i)]; !b.span.Deferred && b.span.Usable < a.span.Usable {
-					where("fewer usable for one more Hit")
+}
+
+// longLaws judges the tables of many chunks that are all in one state but one.
+func (w *world) longLaws(g int, r abi.Round) {
+	j := &jurist{w: w, g: g, r: r, many: map[int]*said{}}
+	for base := range 4 {
+		for hole := range 4 {
+			for at := range r.Chunks() {
+				code := 0
+				for i := range r.Chunks() {
+					code |= base << (2 * i)
 				}
-			}
-		}
-		// Whatever the unknown turns out to be, as much is usable; and it is as if it were
-		// not here.
-		for sub := unknown; unknown != 0; sub = (sub - 1) & unknown {
-			known := code
-			for i := range n {
-				if unknown.has(uint64(i)) {
-					known &^= 3 << (2 * i)
-					if sub.has(uint64(i)) {
-						known |= int(abi.Hit) << (2 * i)
-					}
-				}
-			}
-			if b := all[known]; b.span != a.span || sub == 0 && b.demand != a.demand {
-				where("not deferred, but the answer hangs on what is unknown")
-			}
-			if sub == 0 {
-				break
+				j.judge(code&^(3<<(2*at)) | hole<<(2*at))
 			}
 		}
 	}
 }
 
-// Relations covers and needs, and the part of useful in leg pd: every local prefix, own
+// said is what a scan says of one table.
+type said struct {
+	span   abi.Span
+	demand set
+}
+
+// A jurist judges the tables of one Round. A table is a code: two bits a chunk.
+type jurist struct {
+	w *world
+	g int
+	r abi.Round
+	// What the scan said, by code.
+	few  []*said
+	many map[int]*said
+}
+
+func (j *jurist) state(code, i int) abi.State { return abi.State(code >> (2 * i) & 3) }
+
+func (j *jurist) said(code int) said {
+	s := j.many[code]
+	if j.few != nil {
+		s = j.few[code]
+	}
+	if s != nil {
+		return *s
+	}
+	span, demand := j.w.scan(j.w.places[j.g].rule, j.r, func(c uint64) abi.State { return j.state(code, int(c)-int(j.r.Lo)) })
+	s = &said{span, demand >> j.r.Lo}
+	if j.few != nil {
+		j.few[code] = s
+	} else {
+		j.many[code] = s
+	}
+	return *s
+}
+
+func (j *jurist) judge(code int) {
+	n, a := j.r.Chunks(), j.said(code)
+	here, unknown, pending := set(0), set(0), code
+	for i := range n {
+		switch j.state(code, i) {
+		case abi.Hit:
+			here.add(uint64(i))
+		case abi.Pending:
+			here.add(uint64(i))
+			pending ^= 3 << (2 * i) // becomes Hit
+		case abi.Retry:
+			unknown.add(uint64(i))
+		}
+	}
+	where := func(law string) {
+		j.w.breaks("states", "group %s, %s: chunks %d to %d, bound %d, table %0*b: %+v", j.w.places[j.g].name, law, j.r.Lo, j.r.Hi, j.r.BoundTokens, 2*n, code, a)
+	}
+	if int(a.span.Usable) > n {
+		where("usable beyond the range")
+	}
+	if j.said(pending) != a {
+		where("Pending is not Hit")
+	}
+	if a.span.Deferred {
+		if a.demand == 0 || a.demand&^unknown != 0 {
+			where("deferred, and marks not what is unknown")
+		}
+		return
+	}
+	if a.demand&^here != 0 {
+		where("demands what is not here")
+	}
+	for i := range n {
+		if j.state(code, i) == abi.Miss {
+			if b := j.said(code | int(abi.Hit)<<(2*i)); !b.span.Deferred && b.span.Usable < a.span.Usable {
+				where("fewer usable for one more Hit")
+			}
+		}
+	}
+	// Whatever the unknown turns out to be, as much is usable; and it is as if it were not
+	// here. Of many unknown chunks, all are here, or none.
+	known := func(hits set) int {
+		code := code
+		for i := range n {
+			if unknown.has(uint64(i)) {
+				code &^= 3 << (2 * i)
+				if hits.has(uint64(i)) {
+					code |= int(abi.Hit) << (2 * i)
+				}
+			}
+		}
+		return code
+	}
+	for sub := unknown; unknown != 0; sub = (sub - 1) & unknown {
+		if b := j.said(known(sub)); b.span != a.span || sub == 0 && b.demand != a.demand {
+			where("not deferred, but the answer hangs on what is unknown")
+		}
+		if sub == 0 {
+			break
+		}
+		if uint64(n) > j.w.tables {
+			sub = unknown & -unknown // and then 0
+		}
+	}
+}
+
+// A diner is one consumer, with what it alone knows, and what its producer is told.
+type diner struct {
+	prompt, local uint64
+	junction      uint64
+	loadCap       uint64 // 0 = none
+	own           func(g int, c uint64) abi.State
+}
+
+// dine returns what a consumer decides, and what it then lacks: what it demands, and neither
+// the producer supplies nor it owns.
+func (w *world) dine(d diner) (m meal, lacks []set) {
+	bound := w.bound(d.prompt)
+	if d.loadCap > 0 {
+		bound = min(bound, d.loadCap/w.align*w.align)
+	}
+	supply, _ := w.supply(d.prompt, d.prompt, w.bound(d.prompt), d.junction, 0, 0)
+	m = w.eager(d.prompt, d.prompt, d.local, bound, d.own)
+	for g := range w.places {
+		lack := m.demand[g] &^ supply[g]
+		for c := uint64(0); c < 64 && d.own != nil; c++ {
+			if d.own(g, c) != abi.Miss {
+				lack &^= 1 << c
+			}
+		}
+		lacks = append(lacks, lack)
+	}
+	return m, lacks
+}
+
+// release makes the deployments that have one limit less, or none.
+func (w *world) release() {
+	for _, keep := range []struct{ policies, limit bool }{{false, true}, {true, false}, {false, false}} {
+		f := *w
+		f.broken, f.sups, f.free = map[string]string{}, map[[6]uint64]supplied{}, nil
+		if !keep.policies {
+			f.policies = nil
+		}
+		if !keep.limit {
+			f.limit = 0
+		}
+		w.free = append(w.free, &f)
+	}
+}
+
+// blame names the relation that a lack breaks: caps when a limit is all that is wrong, and
+// the same consumer lacks nothing without it. A load cap is such a limit.
+func (w *world) blame(d diner) string {
+	if d.loadCap > 0 {
+		return "caps"
+	}
+	for _, f := range w.free {
+		m, lacks := f.dine(d)
+		ok := !m.deferred
+		for _, lack := range lacks {
+			ok = ok && lack == 0
+		}
+		if ok && (len(f.policies) != len(w.policies) || f.limit != w.limit) {
+			return "caps"
+		}
+	}
+	return "covers"
+}
+
+// Relations covers, caps and needs, and the part of useful in leg pd: every local prefix, own
 // tiers, load caps and junctions.
 func (w *world) consumers(prompt uint64) {
-	supply, resume := w.supply(prompt, prompt, w.bound(prompt), 0, 0, 0)
 	for local := range prompt {
-		m := w.eager(prompt, prompt, local, w.bound(prompt), nil)
-		w.served(prompt, local, m, supply, nil, "cold")
+		m := w.served(diner{prompt: prompt, local: local}, "cold")
 		least := w.common(prompt - 1)
 		if m.resume < least && m.resume < w.permitted(prompt, prompt, local, least) {
 			w.breaks("useful", "prompt %d local %d resumes at %d, below %d", prompt, local, m.resume, least)
@@ -465,29 +607,28 @@ func (w *world) consumers(prompt uint64) {
 			w.beyond = fmt.Sprintf("prompt %d local %d resumes at %d, and could at %d", prompt, local, m.resume, best)
 		}
 	}
-	for junction := uint64(1); junction <= prompt && w.pd; junction++ {
-		more, _ := w.supply(prompt, prompt, w.bound(prompt), junction, 0, 0)
-		m := w.eager(prompt, prompt, 0, w.bound(prompt), nil)
-		w.served(prompt, 0, m, more, nil, "with a junction")
-		for g := range supply {
-			if supply[g]&^more[g] != 0 {
-				w.breaks("covers", "prompt %d, with a junction at %d: group %s supplies %b, without %b", prompt, junction, w.places[g].name, more[g], supply[g])
-			}
-		}
-	}
 	if !w.pd {
 		return
 	}
-	if w.align > 0 {
-		for limit := uint64(1); limit < resume; limit++ {
-			m := w.eager(prompt, prompt, 0, limit/w.align*w.align, nil)
-			w.served(prompt, 0, m, supply, nil, "with a load cap")
+	for junction := uint64(1); junction <= prompt; junction++ {
+		w.served(diner{prompt: prompt, junction: junction}, "with a junction")
+		cold, _ := w.supply(prompt, prompt, w.bound(prompt), 0, 0, 0)
+		told, _ := w.supply(prompt, prompt, w.bound(prompt), junction, 0, 0)
+		for g := range cold {
+			if cold[g]&^told[g] != 0 {
+				w.breaks("covers", "prompt %d, with a junction at %d: group %s supplies %b, without %b", prompt, junction, w.places[g].name, told[g], cold[g])
+			}
+		}
+	}
+	for limit := w.align; limit > 0 && limit < prompt; limit += w.align {
+		for local := range limit {
+			w.served(diner{prompt: prompt, local: local, loadCap: limit}, "with a load cap")
 		}
 	}
 	for _, local := range []uint64{0, prompt / 3} {
 		for lo := uint64(0); lo < prompt; lo += 2 {
 			for hi := lo + 2; hi < prompt+2; hi += 2 {
-				w.owner(prompt, local, supply, func(g int, c uint64) bool { at := c * w.places[g].chunk; return lo <= at && at < hi })
+				w.owner(prompt, local, func(g int, c uint64) bool { at := c * w.places[g].chunk; return lo <= at && at < hi })
 			}
 		}
 		for range 4 {
@@ -495,13 +636,13 @@ func (w *world) consumers(prompt uint64) {
 			for g := range held {
 				held[g] = w.draw.Uint64() & w.draw.Uint64()
 			}
-			w.owner(prompt, local, supply, func(g int, c uint64) bool { return set(held[g]).has(c) })
+			w.owner(prompt, local, func(g int, c uint64) bool { return set(held[g]).has(c) })
 		}
 	}
 }
 
 // owner judges a consumer whose own tier has some chunks, or is being given them.
-func (w *world) owner(prompt, local uint64, supply []set, has func(g int, c uint64) bool) {
+func (w *world) owner(prompt, local uint64, has func(g int, c uint64) bool) {
 	for _, state := range []abi.State{abi.Hit, abi.Pending} {
 		own := func(g int, c uint64) abi.State {
 			if has(g, c) {
@@ -509,25 +650,26 @@ func (w *world) owner(prompt, local uint64, supply []set, has func(g int, c uint
 			}
 			return abi.Miss
 		}
-		w.served(prompt, local, w.eager(prompt, prompt, local, w.bound(prompt), own), supply, has, "own tier")
+		w.served(diner{prompt: prompt, local: local, own: own}, "own tier")
 	}
 }
 
 // served judges one consumer: the producer supplies what it demands and does not own, and
 // what attention reads is local or demanded.
-func (w *world) served(prompt, local uint64, m meal, supply []set, own func(g int, c uint64) bool, who string) {
+func (w *world) served(d diner, who string) meal {
+	m, lacks := w.dine(d)
 	if m.deferred {
-		w.breaks("states", "prompt %d local %d (%s): deferred with all known", prompt, local, who)
-		return
+		w.breaks("states", "prompt %d local %d (%s): deferred with all known", d.prompt, d.local, who)
+		return m
 	}
-	for g := range w.places {
-		for c := uint64(0); c < 64 && w.pd; c++ {
-			if m.demand[g].has(c) && !supply[g].has(c) && (own == nil || !own(g, c)) {
-				w.breaks("covers", "prompt %d local %d (%s): group %s demands chunk %d for resuming at %d", prompt, local, who, w.places[g].name, c, m.resume)
-			}
+	for g, lack := range lacks {
+		if w.pd && lack != 0 && (w.broken["covers"] == "" || w.broken["caps"] == "") {
+			w.breaks(w.blame(d), "prompt %d local %d junction %d load cap %d (%s): group %s demands chunks %b for resuming at %d, and lacks %b",
+				d.prompt, d.local, d.junction, d.loadCap, who, w.places[g].name, m.demand[g], m.resume, lack)
 		}
 	}
-	w.fed(prompt, local, m, who)
+	w.fed(d.prompt, d.local, m, who)
+	return m
 }
 
 // fed judges that what attention reads from the resume point on is there.
@@ -546,6 +688,126 @@ func (w *world) fed(prompt, local uint64, m meal, who string) {
 		if !ok || said != truth || truth.from(local/p.chunk)&^m.demand[g] != 0 {
 			w.breaks("needs", "prompt %d local %d (%s): group %s resumes at %d, reads %b, says %b, demands %b", prompt, local, who, p.name, m.resume, truth, said, m.demand[g])
 		}
+		if may := w.may(g, prompt, m.resume); p.reads != nil && m.demand[g]&^may != 0 {
+			w.breaks("width", "prompt %d local %d (%s): group %s resumes at %d, may fetch %b, demands %b", prompt, local, who, p.name, m.resume, may, m.demand[g])
+		}
+	}
+}
+
+// may is what relation width lets a consumer fetch: what attention reads, and the extra tokens
+// before that, or before the resume point where nothing is read. Inside a chunk from which
+// nothing is read: also the chunk, and what is read a token earlier with its extra tokens.
+func (w *world) may(g int, prompt, n uint64) set {
+	p := &w.places[g]
+	if p.reads == nil || n == 0 {
+		return 0
+	}
+	tokens, s := w.truth(g, 1, prompt, n), set(0)
+	if tokens == 0 && n%p.chunk != 0 {
+		s.add(n / p.chunk)
+		tokens = w.truth(g, 1, prompt, n-1)
+	}
+	tokens.add(n)
+	for range p.extra {
+		tokens |= tokens >> 1
+	}
+	for k := range n {
+		if tokens.has(k) {
+			s.add(k / p.chunk)
+		}
+	}
+	return s
+}
+
+// forgets reports whether there is a key that queries far behind it do not read. All other
+// keys are read, and so fetched, by every longer prompt.
+func (p *place) forgets() bool {
+	const far = 1 << 20
+	for k := range uint64(64) {
+		if !p.reads(2*far, far, k) {
+			return true
+		}
+	}
+	return false
+}
+
+// everySaved reports whether a group's rule counts on an engine that saves every recurrent
+// state: it keeps some although there is no point at which somebody resumes.
+func (w *world) everySaved(g int) bool {
+	for n := uint64(1); n <= w.longest && w.places[g].state; n++ {
+		r := w.round(g, n, n)
+		r.AlignTokens, r.Hi = 0, uint32(n/r.ChunkTokens)
+		if w.reach(w.places[g].rule, r) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// fetched returns what somebody fetches of a group to resume at n when all is there: with no
+// local prefix, or with any.
+func (w *world) fetched(g int, prompt, n uint64) set {
+	key := [3]uint64{uint64(g), prompt, n}
+	if s, ok := w.wanted[key]; ok {
+		return s
+	}
+	s := set(0)
+	for local := range n {
+		_, demand := w.scan(w.places[g].rule, w.scanned(g, view{prompt, prompt, local, nil}, n), func(uint64) abi.State { return abi.Hit })
+		s |= demand
+	}
+	w.wanted[key] = s
+	return s
+}
+
+// shelves judges the width of what is stored, for all ends of the text, and for all junctions:
+// somebody fetches it, who resumes at the prompt's end, the text's end, the junction or an
+// aligned point.
+func (w *world) shelves(prompt uint64) {
+	for g := range w.places {
+		if p := &w.places[g]; p.reads == nil || !p.forgets() || w.everySaved(g) {
+			continue
+		}
+		for text := prompt; text <= w.longest; text++ {
+			w.shelf(g, prompt, text, 0)
+			w.shelf(g, prompt, text, 1+w.draw.Uint64N(prompt))
+		}
+		for junction := uint64(1); junction <= prompt; junction++ {
+			w.shelf(g, prompt, prompt, junction)
+		}
+	}
+}
+
+func (w *world) shelf(g int, prompt, text, junction uint64) {
+	first, a := w.supply(prompt, prompt, w.bound(prompt), junction, 0, 0)
+	last, b := w.supply(prompt, text, w.capped(text), junction, 0, 0)
+	points := []uint64{a, b}
+	if junction > 0 {
+		points = append(points, w.eager(junction, junction, 0, w.capped(junction), nil).resume)
+	}
+	for n := w.align; n > 0 && n <= w.capped(text); n += w.align {
+		points = append(points, n)
+	}
+	idle := first[g] | last[g]
+	for _, n := range points {
+		idle &^= w.fetched(g, text, n)
+	}
+	if idle != 0 {
+		w.breaks("width", "prompt %d text %d junction %d: group %s stores %b and %b, and nobody at %v fetches %b", prompt, text, junction, w.places[g].name, first[g], last[g], points, idle)
+	}
+}
+
+// Relation caps, where a producer stores less of one request than the deployment says, which it
+// may in leg probe: what it stores is enough for the resume point below its cap.
+func (w *world) caps(prompt uint64) {
+	for limit := uint64(1); limit < prompt && w.probe; limit++ {
+		if w.limit > 0 && limit >= w.limit {
+			return
+		}
+		less := *w
+		less.limit, less.sups = limit, map[[6]uint64]supplied{}
+		supply, resume := less.supply(prompt, prompt, less.bound(prompt), 0, 0, 0)
+		w.read("caps", prompt, prompt, prompt, supply, resume, "store cap of one request")
 	}
 }
 
@@ -644,8 +906,8 @@ func (w *world) best(prompt, local uint64) uint64 {
 	return local
 }
 
-// read judges useful for a prompt that finds the chunks of sets that end at or before upto.
-func (w *world) read(producer, reader, upto uint64, sets []set, want uint64, who string) {
+// read judges useful, or caps, for a prompt that finds the chunks of sets that end at or before upto.
+func (w *world) read(relation string, producer, reader, upto uint64, sets []set, want uint64, who string) {
 	m := w.consume(view{reader, reader, 0, func(g int, c uint64) abi.State {
 		if end := (c + 1) * w.places[g].chunk; end <= upto && end <= reader && sets[g].has(c) {
 			return abi.Hit
@@ -657,7 +919,7 @@ func (w *world) read(producer, reader, upto uint64, sets []set, want uint64, who
 		return
 	}
 	if m.resume < want && m.resume < w.permitted(producer, reader, 0, want) {
-		w.breaks("useful", "%s: prompt %d shares %d of %d, resumes at %d and not at %d", who, reader, upto, producer, m.resume, want)
+		w.breaks(relation, "%s: prompt %d shares %d of %d, resumes at %d and not at %d", who, reader, upto, producer, m.resume, want)
 	}
 }
 
@@ -668,14 +930,14 @@ func (w *world) readers(prompt uint64) {
 		return
 	}
 	supply, resume := w.supply(prompt, prompt, w.bound(prompt), 0, 0, 0)
-	w.read(prompt, prompt, prompt, supply, resume, "same prompt")
-	w.read(prompt, prompt+1, prompt, w.final(prompt, prompt), w.common(prompt), "next turn")
+	w.read("useful", prompt, prompt, prompt, supply, resume, "same prompt")
+	w.read("useful", prompt, prompt+1, prompt, w.final(prompt, prompt), w.common(prompt), "next turn")
 	for x := uint64(1); x < prompt; x++ {
 		if w.align > 0 {
-			w.read(prompt, prompt, x, supply, min(x/w.align*w.align, w.common(x)), "shared prefix")
+			w.read("useful", prompt, prompt, x, supply, min(x/w.align*w.align, w.common(x)), "shared prefix")
 		}
 		more, _ := w.supply(prompt, prompt, w.bound(prompt), x, 0, 0)
-		w.read(prompt, prompt, x, more, w.common(x), "junction")
+		w.read("useful", prompt, prompt, x, more, w.common(x), "junction")
 	}
 }
 
@@ -706,7 +968,7 @@ func (w *world) texts(prompt uint64) {
 					whole = min(whole, prompt)
 				}
 			}
-			w.read(prompt, text+1, text, final, w.common(whole), "next turn of a text")
+			w.read("useful", prompt, text+1, text, final, w.common(whole), "next turn of a text")
 		}
 		for step := uint64(1); step <= text; step++ {
 			w.sameFor(prompt, text, final, func(uint64) uint64 { return step })

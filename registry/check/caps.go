@@ -33,11 +33,22 @@ func (w *worker) caps(prompt uint64) (*Counterexample, error) {
 // none.
 func (w *worker) loadCaps(prompt uint64, supply []abi.Bitmap, draw *rng) (*Counterexample, error) {
 	a, stored := w.model().AlignTokens, w.model().MaxStoreTokens
-	for _, limit := range [...]uint64{a, a + 1, prompt / 2, prompt - 1, stored + 1, draw.below(prompt)} {
+	limits := []uint64{a, a + 1, prompt / 2, prompt - 1, stored + 1, draw.below(prompt)}
+	for limit := 2 * a; a > 0 && limit < min(prompt, everyCaseMax); limit += a {
+		limits = append(limits, limit)
+	}
+	for _, limit := range limits {
 		if limit == 0 || limit >= prompt {
 			continue
 		}
-		for _, local := range [...]uint64{0, draw.below(prompt)} {
+		locals := []uint64{0, draw.below(prompt)}
+		if prompt <= everyCaseMax && a > 0 && limit%a == 0 {
+			locals = locals[:0]
+			for local := range limit {
+				locals = append(locals, local)
+			}
+		}
+		for _, local := range locals {
 			ce := &Counterexample{PromptTokens: prompt, LocalTokens: local, LoadCapTokens: limit}
 			pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt, LocalTokens: local, LoadCapTokens: limit}, nil)
 			if err != nil {
@@ -68,7 +79,11 @@ func (w *worker) loadCaps(prompt uint64, supply []abi.Bitmap, draw *rng) (*Count
 func (w *worker) storeCaps(prompt uint64, draw *rng) (*Counterexample, error) {
 	m := *w.model()
 	ct := m.Groups[0].ChunkTokens
-	for _, limit := range [...]uint64{ct - 1, ct, ct + 1, m.AlignTokens, prompt / 2, prompt - 1, 1 + draw.below(prompt)} {
+	limits := []uint64{ct - 1, ct, ct + 1, m.AlignTokens, prompt / 2, prompt - 1, 1 + draw.below(prompt)}
+	for limit := uint64(1); prompt <= everyCaseMax && limit < prompt; limit++ {
+		limits = append(limits, limit)
+	}
+	for _, limit := range limits {
 		if limit == 0 || limit >= prompt || w.model().MaxStoreTokens > 0 && limit >= w.model().MaxStoreTokens {
 			continue
 		}
@@ -93,60 +108,112 @@ func (w *worker) storeCaps(prompt uint64, draw *rng) (*Counterexample, error) {
 	return nil, nil
 }
 
+// A pdCase is one consumer in leg pd, and the producer of its prompt.
+type pdCase struct {
+	start plan.Start
+	ask   plan.Ask
+	own   []abi.States // what the consumer's own tier holds; nil = nothing
+}
+
+// lacks returns what of a demand is neither supplied nor in the consumer's own tier; nil =
+// nothing.
+func lacks(demand, supply abi.Bitmap, own abi.States) abi.Bitmap {
+	missing := minus(demand, supply)
+	for i := missing.Next(0); i >= 0; i = missing.Next(i + 1) {
+		if i < 32*len(own) && own.At(i) != abi.Miss {
+			missing.Unset(i)
+		}
+	}
+	if missing.Empty() {
+		return nil
+	}
+	return missing
+}
+
+// of returns what the consumer's own tier holds of group g.
+func (c *pdCase) of(g int) abi.States {
+	if c.own == nil {
+		return nil
+	}
+	return c.own[g]
+}
+
+// covered reports whether a model covers a case.
+func (c *pdCase) covered(m plan.Model) (bool, error) {
+	p, err := plan.New(m)
+	if err != nil {
+		return false, err
+	}
+	supply, _, err := p.PromptSupply(c.start)
+	if err != nil {
+		return false, err
+	}
+	pl, err := p.Eager(c.ask, c.own)
+	if err != nil || pl.Deferred {
+		return false, err
+	}
+	for g := range pl.Demand {
+		if lacks(pl.Demand[g], supply[g], c.of(g)) != nil {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
 // limited reports whether a demand beyond the supply is there only because of a limit:
 // without the policies and the store cap, the same consumer's demand is covered. It returns
 // what the limit is, in words; "" when it is none.
-func (w *worker) limited(prompt, local uint64) (string, error) {
+func (w *worker) limited(c *pdCase) (string, error) {
+	policies, limit := len(w.model().Policies) > 0, w.model().MaxStoreTokens > 0
 	for _, without := range [...]struct {
 		what string
 		is   bool
 		drop func(m *plan.Model)
 	}{
-		{"the policies", len(w.model().Policies) > 0, func(m *plan.Model) { m.Policies = nil }},
-		{"the store cap", w.model().MaxStoreTokens > 0, func(m *plan.Model) { m.MaxStoreTokens = 0 }},
-		{"the policies and the store cap", len(w.model().Policies) > 0 && w.model().MaxStoreTokens > 0,
-			func(m *plan.Model) { m.Policies, m.MaxStoreTokens = nil, 0 }},
+		{"the policies", policies, func(m *plan.Model) { m.Policies = nil }},
+		{"the store cap", limit, func(m *plan.Model) { m.MaxStoreTokens = 0 }},
+		{"the policies and the store cap", policies && limit, func(m *plan.Model) { m.Policies, m.MaxStoreTokens = nil, 0 }},
 	} {
 		if !without.is {
 			continue
 		}
 		m := *w.model()
 		without.drop(&m)
-		free, err := plan.New(m)
-		if err != nil {
-			return "", err
-		}
-		supply, _, err := free.PromptSupply(plan.Start{PromptTokens: prompt})
-		if err != nil {
-			return "", err
-		}
-		pl, err := free.Eager(plan.Ask{PromptTokens: prompt, LocalTokens: local}, nil)
-		if err != nil {
-			return "", err
-		}
-		covered := !pl.Deferred
-		for g := range pl.Demand {
-			covered = covered && minus(pl.Demand[g], supply[g]) == nil
-		}
-		if covered {
-			return without.what, nil
+		if ok, err := c.covered(m); ok || err != nil {
+			return without.what, err
 		}
 	}
 	return "", nil
 }
 
-// uncovered refuses a consumer whose demand is not inside the supply: by relation caps when
-// a limit is the cause, and else by relation covers.
-func (w *worker) uncovered(ce *Counterexample, g int, supply, demand []abi.Bitmap) (*Counterexample, error) {
-	demand = cloneSets(demand)
-	limit, err := w.limited(ce.PromptTokens, ce.LocalTokens)
-	if err != nil {
-		return w.broken("covers", ce.PromptTokens, err)
+// uncovered judges a demand against a supply. What is missing is refused by relation caps
+// when a limit is the cause, and else by relation covers, with why.
+func (w *worker) uncovered(c *pdCase, resume uint64, supply, demand []abi.Bitmap, why string) (*Counterexample, error) {
+	w.count("covers")
+	for g := range demand {
+		missing := lacks(demand[g], supply[g], c.of(g))
+		if missing == nil {
+			continue
+		}
+		demand = cloneSets(demand)
+		ce := &Counterexample{PromptTokens: c.ask.PromptTokens, LocalTokens: c.ask.LocalTokens, JunctionTokens: c.start.JunctionTokens, ResumeTokens: resume}
+		if c.own != nil {
+			ce.States = c.own[g].Format(int(c.ask.PromptTokens / w.model().Groups[g].ChunkTokens))
+		}
+		limit, err := w.limited(c)
+		if err != nil {
+			return w.broken("covers", c.ask.PromptTokens, err)
+		}
+		relation := "covers"
+		if limit != "" {
+			relation = "caps"
+			why = "by " + limit + " the consumer resumes at a point for which the producer keeps too little, and demands chunks that it never supplies; without a limit it would not"
+		}
+		all := minusAll(demand, supply)
+		if c.own != nil {
+			all = at(g, missing)
+		}
+		return w.fail(ce, relation, g, why, row{"supply", supply}, row{"demand", demand}, row{"missing", all}), nil
 	}
-	relation, why := "covers", "the consumer demands chunks that the producer never supplies"
-	if limit != "" {
-		relation = "caps"
-		why = "by " + limit + " the consumer resumes at a point for which the producer keeps too little, and demands chunks that it never supplies; without a limit it would not"
-	}
-	return w.fail(ce, relation, g, why, row{"supply", supply}, row{"demand", demand}, row{"missing", minusAll(demand, supply)}), nil
+	return nil, nil
 }

@@ -34,9 +34,10 @@
 // does not: what its tier holds and how often a prefix was offered are what a policy's
 // Reach sees beyond what a consumer counts on, and it may only add. Caps is demand beyond
 // the supply that is there only because of a limit: a load cap of the consumer, a store
-// cap, a policy's range. The same case without the limit holds. So each failure has one
-// name. Pure and states come first, because nothing else means anything without them; width
-// comes last, because waste is no harm while something else is.
+// cap, a policy's range. The same case, with its local prefix, own tier and junction, holds
+// without the limit. So each failure has one name. Pure and states come first, because
+// nothing else means anything without them; width comes last, because waste is no harm while
+// something else is.
 //
 // # Width
 //
@@ -45,10 +46,12 @@
 // which somebody resumes are the deployment's promise: the end of the prompt and of the
 // text, the junction, the multiples of align_tokens. What a mask never forgets, every longer
 // prompt fetches. A rule that wants more says so with a parameter named extra, in tokens:
-// that many before those that attention reads may be fetched, and are then kept as well. A
-// policy that narrows widens nothing. Two groups are only reported: one whose need no mask
-// confirms, and one that counts on an engine which saves a recurrent state at every chunk,
-// so that any of them can be resumed.
+// that many before those that attention reads, or before the resume point where it reads
+// none, may be fetched, with the chunks that hold them, and are then kept as well. Inside a
+// chunk from which nothing is read, the chunk, and what is read a token earlier with its
+// extra tokens, are no waste. A policy that narrows widens nothing. Only reported are a group whose need no mask
+// confirms, and what is stored by one that counts on an engine which saves a recurrent state
+// at every chunk, so that any of them can be resumed; what that one fetches is judged.
 //
 // # Order
 //
@@ -364,6 +367,7 @@ func (r *run) plan() {
 		r.add("warm", edge, edges, 8, (*worker).warm)
 	}
 	r.add("width", edge, edges, 8, (*worker).width)
+	r.add("width, texts", edge, edges, 8, (*worker).widthOfTexts)
 }
 
 // add puts a stage at the end.

@@ -79,7 +79,8 @@ func (w *worker) owned(prompt uint64, supply []abi.Bitmap, draw *rng) (*Countere
 	})
 }
 
-// eachOwn calls do for consumers whose own tier holds part of the prompt.
+// eachOwn calls do for consumers whose own tier holds part of the prompt. Of a short prompt
+// that is every run of chunks, too.
 func (w *worker) eachOwn(prompt uint64, draw *rng, do func(local uint64, own []abi.States) (*Counterexample, error)) (*Counterexample, error) {
 	for _, s := range [...]abi.State{abi.Hit, abi.Pending} {
 		for _, part := range [...]struct{ lo, hi uint64 }{{0, prompt / 2}, {prompt / 2, prompt}, {prompt / 3, prompt / 3 * 2}} {
@@ -106,6 +107,39 @@ func (w *worker) eachOwn(prompt uint64, draw *rng, do func(local uint64, own []a
 			return ce, err
 		}
 	}
+	if prompt > everyCaseMax {
+		return nil, nil
+	}
+	return w.everyOwn(prompt, do)
+}
+
+// everyOwn calls do for consumers whose own tier holds the chunks that begin in a run of
+// tokens.
+func (w *worker) everyOwn(prompt uint64, do func(local uint64, own []abi.States) (*Counterexample, error)) (*Counterexample, error) {
+	unit := w.model().Groups[0].ChunkTokens
+	for g := range w.model().Groups {
+		unit = min(unit, w.model().Groups[g].ChunkTokens)
+	}
+	for lo := uint64(0); lo < prompt; lo += unit {
+		for hi := lo + unit; hi < prompt+unit; hi += unit {
+			for _, s := range [...]abi.State{abi.Hit, abi.Pending} {
+				own := make([]abi.States, len(w.model().Groups))
+				for g := range own {
+					ct := w.model().Groups[g].ChunkTokens
+					n := prompt / ct
+					own[g] = abi.NewStates(int(n))
+					for c := (lo + ct - 1) / ct; c < n && c*ct < hi; c++ {
+						own[g].Put(int(c), s)
+					}
+				}
+				for _, local := range [...]uint64{0, prompt / 3} {
+					if ce, err := do(local, own); ce != nil || err != nil {
+						return ce, err
+					}
+				}
+			}
+		}
+	}
 	return nil, nil
 }
 
@@ -128,24 +162,13 @@ func (w *worker) ownCase(prompt, local uint64, supply []abi.Bitmap, own []abi.St
 	if err != nil {
 		return w.broken("covers", prompt, err)
 	}
-	w.count("covers")
 	ce := &Counterexample{PromptTokens: prompt, LocalTokens: local, ResumeTokens: pl.ResumeTokens}
 	if pl.Deferred {
 		return w.deferred(ce, pl), nil
 	}
-	for g := range pl.Demand {
-		missing := minus(pl.Demand[g], supply[g])
-		for i := missing.Next(0); i >= 0; i = missing.Next(i + 1) {
-			if i < 32*len(own[g]) && own[g].At(i) != abi.Miss {
-				missing.Unset(i)
-			}
-		}
-		if missing.Empty() {
-			continue
-		}
-		ce.States = own[g].Format(int(prompt / w.model().Groups[g].ChunkTokens))
-		return w.fail(ce, "covers", g, "the consumer's own tier holds part of the prompt; of the rest it demands chunks that the producer never supplies",
-			row{"supply", supply}, row{"demand", pl.Demand}, row{"missing", at(g, missing)}), nil
+	c := &pdCase{plan.Start{PromptTokens: prompt}, plan.Ask{PromptTokens: prompt, LocalTokens: local}, own}
+	if ce, err := w.uncovered(c, pl.ResumeTokens, supply, pl.Demand, "the consumer's own tier holds part of the prompt; of the rest it demands chunks that the producer never supplies"); ce != nil || err != nil {
+		return ce, err
 	}
 	w.count("needs")
 	return w.needs(ce, pl)

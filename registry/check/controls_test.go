@@ -27,8 +27,8 @@ var also = map[string][]string{
 	"stores too short a tail":     {"caps", "useful", "warm"},
 	"fetches too short a tail":    {"width"},
 	"resumes earlier than it can": {"width"},
-	"stores the tail of the last whole chunk, where a policy lets in less":  {"covers", "useful", "warm"},
-	"stores the tail of the prompt's end, where a store cap ends before it": {"covers", "useful", "warm", "width"},
+	"stores the tail of the last whole chunk, where a policy lets in less":  {"useful", "warm"},
+	"stores the tail of the prompt's end, where a store cap ends before it": {"useful", "warm", "width"},
 }
 
 // controls returns the negative controls of Run's relations. Those of relation pair are in
@@ -122,6 +122,9 @@ func controls() []control {
 		{"stores everything, and fetches a tail", "width", "sliding", sliding(everything)},
 		{"fetches more than it claims", "width", "sliding",
 			subject(700, 64, nil, part{"sliding", glutton, []uint64{20, 9}, 4, 2})},
+		{"fetches two states, where all are saved", "width", "state",
+			subject(300, 48, nil, part{"state", &twisted{Spec: specs.State(), scan: glutton.scan}, []uint64{0}, 8, 1}, full(4, 4))},
+		{"stores everything of a generated text", "width", "sliding", sliding(&twisted{Spec: specs.Window(), reach: allDecoded})},
 	}
 }
 
@@ -130,6 +133,14 @@ func controls() []control {
 func atTheEnd(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
 	if r.ResumeTokens > 0 && r.StoredTokens < r.PromptTokens {
 		r.ResumeTokens = r.StoredTokens/r.ChunkTokens*r.ChunkTokens + 2*r.ChunkTokens
+	}
+	return in.Reach(r, out)
+}
+
+// allDecoded stores every chunk behind the prompt, beside the tails.
+func allDecoded(in abi.SpecRule, r abi.Round, out abi.Bitmap) error {
+	if from := max(r.PromptTokens/r.ChunkTokens, uint64(r.Lo)); from < uint64(r.Hi) {
+		out.SetRange(int(from)-int(r.Lo), r.Chunks())
 	}
 	return in.Reach(r, out)
 }

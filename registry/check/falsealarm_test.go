@@ -111,3 +111,50 @@ func TestNoFalseAlarm(t *testing.T) {
 	t.Logf("%d deployments hold and are accepted; refused besides, by relation: %v", held, broke)
 	require.Equal(t, want, held)
 }
+
+var drawnMutants = flag.Int("mutants", 100, "how many drawn deployments with a mistake TestMutantsElsewhere tries")
+
+// TestMutantsElsewhere draws deployments and makes one mistake in each, in a rule or a policy:
+// the judges agree on them as they do in the homes of the rules. A thousand of another seed
+// are worth trying after a change of the check; the small default keeps the test short.
+func TestMutantsElsewhere(t *testing.T) {
+	t.Logf("seed %d", *mixSeed)
+	r := rand.New(rand.NewPCG(*mixSeed, 77))
+	var trials []*trial
+	for len(trials) < *drawnMutants {
+		if c := drawMutant(r); c != nil {
+			trials = append(trials, c)
+		}
+	}
+	each(trials, func(c *trial) { c.judge(t, *mixSeed, 4) })
+	verdicts := map[string]int{}
+	for _, c := range trials {
+		verdicts[c.verdict()]++
+		if d := c.disagree(); d != "" {
+			t.Errorf("%s in %s, %s: %s", c.mutation, c.rule, c.mix.String(), d)
+		}
+	}
+	t.Logf("%v", verdicts)
+	require.Greater(t, verdicts["accepted"], 0)
+	require.Greater(t, len(verdicts), 4)
+}
+
+// drawMutant draws a deployment with one mistake; nil when it has no rule to make one in.
+func drawMutant(r *rand.Rand) *trial {
+	n := drawMix(r)
+	if len(n.policies) > 0 && r.IntN(3) == 0 {
+		p, s := &n.policies[r.IntN(len(n.policies))], &strays[r.IntN(len(strays))]
+		c := &trial{rule: "policy " + p.spec.Manifest().Name, mutation: s.name}
+		p.spec = &strayedSpec{p.spec, s}
+		c.mix = n
+		return c
+	}
+	h := &n.groups[r.IntN(len(n.groups))]
+	if h.spec.Manifest().Mask == abi.MaskUnverified {
+		return nil
+	}
+	all := mutationsOf(h.spec, h.params, h.block*h.blocks)
+	m := all[r.IntN(len(all))]
+	h.spec = &mutated{h.spec, m}
+	return &trial{rule: "group " + h.name, mutation: m.name, mix: n}
+}

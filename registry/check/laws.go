@@ -111,6 +111,9 @@ func (w *worker) ranges(g int, r abi.Round, t abi.States) (*Counterexample, erro
 func (w *worker) longTables(g int) (*Counterexample, error) {
 	ct := w.model().Groups[g].ChunkTokens
 	longest := int(w.subject.MaxTokens / ct)
+	if ce, err := w.longRanges(g, longest); ce != nil || err != nil {
+		return ce, err
+	}
 	draw := rng(w.options.Seed)
 	for _, n := range [...]int{w.domain.TableChunks + 1, 31, 32, 33, 64, 65, int(w.domain.PeriodTokens/ct) + 1, longest} {
 		if n <= w.domain.TableChunks || n > longest {
@@ -137,6 +140,34 @@ func (w *worker) longTables(g int) (*Counterexample, error) {
 			lo := min(draw.below(3), uint64(abi.MaxChunks-n))
 			if ce, err := w.laws(g, lo, n, 0, t); ce != nil || err != nil {
 				return ce, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// longRanges judges how far the policies let a consumer fetch for tables of more than
+// rangeChunks chunks: a policy may let nothing be fetched of a short prompt.
+func (w *worker) longRanges(g, longest int) (*Counterexample, error) {
+	lengths := []int{64, 65, longest}
+	for n := rangeChunks + 1; n <= 33; n++ {
+		lengths = append(lengths, n)
+	}
+	ct := w.model().Groups[g].ChunkTokens
+	for _, n := range lengths {
+		if len(w.model().Policies) == 0 || n > longest || n == 0 {
+			continue
+		}
+		for base := abi.Miss; base <= abi.Retry; base++ {
+			for hole := abi.Miss; hole <= abi.Retry; hole++ {
+				for _, i := range [...]int{0, n / 2, n - 1} {
+					t := abi.NewStates(n)
+					t.Fill(0, n, base)
+					t.Put(i, hole)
+					if ce, err := w.ranges(g, w.lawRound(g, 0, n, uint64(n)*ct), t); ce != nil || err != nil {
+						return ce, err
+					}
+				}
 			}
 		}
 	}

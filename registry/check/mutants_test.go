@@ -104,7 +104,12 @@ func (n *mix) world(t require.TestingT, seed uint64, changed *bool) *world {
 		}
 		p := place{name: h.name, rule: rule, block: h.block, chunk: h.block * h.blocks, draft: h.draft}
 		p.reads, p.resumes = attention(h.spec.Manifest().Name, h.params, p.chunk)
-		p.keepsPrompt = h.spec.Manifest().Name == "rswa"
+		p.keepsPrompt, p.state = h.spec.Manifest().Name == "rswa", h.spec.Manifest().Name == "state"
+		for i, param := range h.spec.Manifest().Params {
+			if param.Name == "extra" {
+				p.extra = h.params[i]
+			}
+		}
 		w.places = append(w.places, p)
 	}
 	for _, p := range n.policies {

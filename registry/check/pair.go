@@ -288,15 +288,9 @@ func (w *worker) pairCase(ask plan.Ask, own []abi.States, supply []abi.Bitmap) (
 func (w *worker) pairCovered(ce *Counterexample, demand, supply []abi.Bitmap, own []abi.States) *Counterexample {
 	w.count(PairRelation)
 	for g := range demand {
-		missing := minus(demand[g], supply[g])
-		if own != nil {
-			for i := missing.Next(0); i >= 0; i = missing.Next(i + 1) {
-				if i < 32*len(own[g]) && own[g].At(i) != abi.Miss {
-					missing.Unset(i)
-				}
-			}
-		}
-		if missing.Empty() {
+		c := &pdCase{own: own}
+		missing := lacks(demand[g], supply[g], c.of(g))
+		if missing == nil {
 			continue
 		}
 		if own != nil {

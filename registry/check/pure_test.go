@@ -94,7 +94,7 @@ func TestStateThatBuildsUp(t *testing.T) {
 		how     string
 	}{
 		{"on the instance that served", tiring{Spec: specs.Window(), scans: 40_000}, 900, 1, "on an instance that served this check"},
-		{"in the long run", tiring{Spec: specs.Window(), needs: 2000}, 16, 6, "in a long run on a fresh instance"},
+		{"in the long run", tiring{Spec: specs.Window(), needs: 2400}, 12, 6, "in a long run on a fresh instance"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := subject(c.longest, 8, nil, part{"sliding", &c.rule, []uint64{20, 0}, 4, 2})

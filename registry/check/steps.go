@@ -175,12 +175,8 @@ func (w *worker) schedule(prompt uint64) (*Counterexample, error) {
 		if err != nil {
 			return w.broken("schedule", prompt, err)
 		}
-		if w.subject.Probe {
-			ce, err := w.readers("useful", prompt, reader{"the next turn resumes earlier than the last whole chunk of the text before it",
-				text + 1, text, want, w.floor(w.wholeText(prompt, text))})
-			if ce != nil || err != nil {
-				return ce, err
-			}
+		if ce, err := w.nextTurn(prompt, text, want); ce != nil || err != nil {
+			return ce, err
 		}
 		for _, step := range w.stepSizes(text, &draw) {
 			w.count("schedule")
@@ -207,7 +203,25 @@ func (w *worker) schedule(prompt uint64) (*Counterexample, error) {
 			}
 		}
 	}
+	for text := prompt + 1; text <= min(everyCaseMax, w.subject.MaxTokens); text++ {
+		want, err := w.finalSupply(prompt, text)
+		if err != nil {
+			return w.broken("useful", prompt, err)
+		}
+		if ce, err := w.nextTurn(prompt, text, want); ce != nil || err != nil {
+			return ce, err
+		}
+	}
 	return w.aborts(prompt, &draw)
+}
+
+// nextTurn judges that a prompt which begins with a whole text resumes at its last whole chunk.
+func (w *worker) nextTurn(prompt, text uint64, supply []abi.Bitmap) (*Counterexample, error) {
+	if !w.subject.Probe {
+		return nil, nil
+	}
+	return w.readers("useful", prompt, reader{"the next turn resumes earlier than the last whole chunk of the text before it",
+		text + 1, text, supply, w.floor(w.wholeText(prompt, text))})
 }
 
 // texts returns text lengths for a prompt: none generated, and a few ends of decoding.
@@ -444,7 +458,7 @@ func (w *worker) eachOffer(prompt uint64, do func(s plan.Start) (*Counterexample
 	residents := []uint64{0, min(ct, prompt), prompt / 4, prompt / 2, prompt / 4 * 3, prompt - 1, prompt, draw.below(prompt), draw.below(prompt) / ct * ct}
 	slices.Sort(residents)
 	for _, resident := range slices.Compact(residents) {
-		for _, offers := range [...]uint64{0, 1, 2, 3 + draw.below(1000)} {
+		for _, offers := range [...]uint64{0, 1, 2, 3, 4 + draw.below(1000)} {
 			if ce, err := do(plan.Start{PromptTokens: prompt, ResidentTokens: resident, Offers: offers}); ce != nil || err != nil {
 				return ce, err
 			}

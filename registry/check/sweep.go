@@ -45,11 +45,9 @@ func (w *worker) consumer(prompt, local uint64, supply []abi.Bitmap) (*Counterex
 		return w.deferred(ce, pl), nil
 	}
 	if w.subject.PD {
-		w.count("covers")
-		for g := range pl.Demand {
-			if minus(pl.Demand[g], supply[g]) != nil {
-				return w.uncovered(ce, g, supply, pl.Demand)
-			}
+		c := &pdCase{start: plan.Start{PromptTokens: prompt}, ask: plan.Ask{PromptTokens: prompt, LocalTokens: local}}
+		if ce, err := w.uncovered(c, pl.ResumeTokens, supply, pl.Demand, "the consumer demands chunks that the producer never supplies"); ce != nil || err != nil {
+			return ce, err
 		}
 	}
 	w.count("needs")
@@ -234,7 +232,8 @@ func (w *worker) shared(prompt uint64) (*Counterexample, error) {
 	}
 	draw := rng(w.options.Seed ^ prompt)
 	last := prompt / a * a
-	for _, x := range [...]uint64{prompt / 2, prompt - 1, last, last - min(last, 1), last + 1, a, a + 1, draw.below(prompt)} {
+	points := []uint64{prompt / 2, prompt - 1, last, last - min(last, 1), last + 1, a, a + 1, draw.below(prompt)}
+	for _, x := range append(points, everyPoint(prompt)...) {
 		if x == 0 || x >= prompt {
 			continue
 		}
@@ -260,7 +259,7 @@ func (w *worker) junctions(prompt uint64) (*Counterexample, error) {
 		return w.broken("covers", prompt, err)
 	}
 	ct := w.model().Groups[0].ChunkTokens
-	for _, x := range [...]uint64{ct, prompt / 2, prompt - 1, prompt, 1 + draw.below(prompt)} {
+	for _, x := range append([]uint64{ct, prompt / 2, prompt - 1, prompt, 1 + draw.below(prompt)}, everyPoint(prompt)...) {
 		if x == 0 || x > prompt {
 			continue
 		}
@@ -268,11 +267,15 @@ func (w *worker) junctions(prompt uint64) (*Counterexample, error) {
 		if err != nil {
 			return w.broken("covers", prompt, err)
 		}
-		w.count("covers")
 		if w.subject.PD {
-			ce := &Counterexample{PromptTokens: prompt, JunctionTokens: x}
-			if ce := w.kept(ce, "covers", "a producer that is told a junction supplies less", supply, &have); ce != nil {
-				return ce, nil
+			c := &pdCase{start: plan.Start{PromptTokens: prompt, JunctionTokens: x}, ask: plan.Ask{PromptTokens: prompt}}
+			const less = "a producer that is told a junction supplies less"
+			ce, err := w.uncovered(c, have.resume, supply, have.demand, less+", and the consumer demands the rest")
+			if ce == nil && err == nil {
+				ce = w.kept(&Counterexample{PromptTokens: prompt, JunctionTokens: x}, "covers", less, supply, &have)
+			}
+			if ce != nil || err != nil {
+				return ce, err
 			}
 		}
 		if w.subject.Probe && x < prompt {
@@ -287,6 +290,14 @@ func (w *worker) junctions(prompt uint64) (*Counterexample, error) {
 		}
 	}
 	return nil, nil
+}
+
+// everyPoint returns all points inside a short prompt.
+func everyPoint(prompt uint64) (points []uint64) {
+	for x := uint64(1); x < prompt && prompt <= everyCaseMax; x++ {
+		points = append(points, x)
+	}
+	return points
 }
 
 // readers judges, as part of a relation, prompts that look up what another one supplied.
@@ -376,20 +387,7 @@ func (w *worker) tables(sets []abi.Bitmap, upto uint64) []abi.States {
 // there, and what attention then reads must still be there.
 func (w *worker) arrivals(prompt uint64) (*Counterexample, error) {
 	draw := rng(w.options.Seed ^ prompt)
-	tables := make([]abi.States, len(w.model().Groups))
-	for try := range arrivalTries {
-		for g := range tables {
-			n := int(prompt / w.model().Groups[g].ChunkTokens)
-			tables[g] = abi.NewStates(n)
-			tables[g].Fill(0, n, abi.Hit)
-			for holes := try % 3; holes > 0 && n > 0; holes-- {
-				tables[g].Put(int(draw.below(uint64(n))), abi.Miss)
-			}
-		}
-		local := uint64(0)
-		if try%2 == 1 {
-			local = draw.below(prompt)
-		}
+	return w.eachArrival(prompt, &draw, func(local uint64, tables []abi.States) (*Counterexample, error) {
 		w.count("needs")
 		pl, err := w.planner.Settled(plan.Ask{PromptTokens: prompt, LocalTokens: local}, tables)
 		if err != nil {
@@ -407,12 +405,58 @@ func (w *worker) arrivals(prompt uint64) (*Counterexample, error) {
 				}
 			}
 		}
-		if bad, err := w.needs(ce, pl); bad != nil || err != nil {
-			return bad, err
-		}
-	}
-	return nil, nil
+		return w.needs(ce, pl)
+	})
 }
 
 // arrivalTries is how many drawn partial arrivals are tried per length.
 const arrivalTries = 6
+
+// eachArrival calls do for prompts of which all but a few chunks have arrived: drawn ones,
+// with up to two missing in each group, and of a short prompt all with up to two missing.
+func (w *worker) eachArrival(prompt uint64, draw *rng, do func(local uint64, tables []abi.States) (*Counterexample, error)) (*Counterexample, error) {
+	tables := w.ownTables(prompt, func(int, int) abi.State { return abi.Hit })
+	type hole struct{ g, c int }
+	miss := func(local uint64, holes ...hole) (*Counterexample, error) {
+		for _, h := range holes {
+			tables[h.g].Put(h.c, abi.Miss)
+		}
+		ce, err := do(local, tables)
+		for _, h := range holes {
+			tables[h.g].Put(h.c, abi.Hit)
+		}
+		return ce, err
+	}
+	for try := range arrivalTries {
+		var holes []hole
+		for g := range tables {
+			n := prompt / w.model().Groups[g].ChunkTokens
+			for i := try % 3; i > 0 && n > 0; i-- {
+				holes = append(holes, hole{g, int(draw.below(n))})
+			}
+		}
+		local := uint64(0)
+		if try%2 == 1 {
+			local = draw.below(prompt)
+		}
+		if ce, err := miss(local, holes...); ce != nil || err != nil {
+			return ce, err
+		}
+	}
+	var all []hole
+	for g := range tables {
+		for c := 0; prompt <= everyCaseMax && c < int(prompt/w.model().Groups[g].ChunkTokens); c++ {
+			all = append(all, hole{g, c})
+		}
+	}
+	for i := range all {
+		for j := range i + 1 { // j = i: one hole
+			for _, local := range [...]uint64{0, prompt / 3} {
+				if ce, err := miss(local, all[i], all[j]); ce != nil || err != nil {
+					return ce, err
+				}
+			}
+		}
+	}
+	return nil, nil
+}

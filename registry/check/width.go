@@ -39,8 +39,10 @@ type Width struct {
 	// IdleMost is the most such chunks of one request; it is first met at this length.
 	IdleMost   uint64 `json:"idle_most"`
 	IdlePrompt uint64 `json:"idle_prompt_tokens,omitempty"`
-	// Unbounded says why the group's width is only reported.
+	// Unbounded says why the group's width, or what it stores, is only reported.
 	Unbounded string `json:"unbounded,omitempty"`
+
+	saved bool // the engine saves a state at every chunk
 }
 
 // String says the width in a line.
@@ -79,6 +81,7 @@ func (x *Width) size(chunks uint64) string {
 // add merges what another worker has seen.
 func (x *Width) add(y *Width) {
 	x.Fetched, x.Unread, x.Stored, x.Idle = x.Fetched+y.Fetched, x.Unread+y.Unread, x.Stored+y.Stored, x.Idle+y.Idle
+	x.saved = x.saved || y.saved
 	if y.UnreadMost > 0 {
 		x.unread(y.UnreadMost, y.UnreadPrompt, y.UnreadLocal)
 	}
@@ -131,55 +134,166 @@ func (r *run) newWidths(m *plan.Model) []Width {
 	return out
 }
 
+// everyCaseMax is the longest prompt, and the longest text, of which what longer ones are
+// sampled for is tried in full: each local prefix, junction, cap, shared prefix, end of the
+// text, run of chunks in the own tier, and arrival with two chunks missing.
+const everyCaseMax = 32
+
 // width judges what is fetched and stored beyond what attention reads: no more than the
 // rule claims. A policy may narrow both, which widens nothing.
 func (w *worker) width(prompt uint64) (*Counterexample, error) {
 	for _, local := range w.locals(prompt) {
-		if ce, err := w.fetched(prompt, local); ce != nil || err != nil {
+		if ce, err := w.fetched(plan.Ask{PromptTokens: prompt, LocalTokens: local}, true); ce != nil || err != nil {
 			return ce, err
 		}
 	}
 	draw := rng(w.options.Seed ^ prompt<<5)
 	for _, junction := range [...]uint64{0, 1 + draw.below(prompt)} {
-		if ce, err := w.stored(plan.Start{PromptTokens: prompt, JunctionTokens: junction}, &draw); ce != nil || err != nil {
+		if ce, err := w.stored(plan.Start{PromptTokens: prompt, JunctionTokens: junction}, prompt, true, &draw); ce != nil || err != nil {
 			return ce, err
+		}
+	}
+	if prompt <= everyCaseMax {
+		for junction := uint64(1); junction <= prompt; junction++ {
+			if ce, err := w.stored(plan.Start{PromptTokens: prompt, JunctionTokens: junction}, prompt, false, &draw); ce != nil || err != nil {
+				return ce, err
+			}
+		}
+	}
+	return w.othersFetched(prompt, &draw)
+}
+
+// othersFetched judges consumers beside those that are counted: with other local prefixes,
+// a load cap, an own tier, and after a partial arrival.
+func (w *worker) othersFetched(prompt uint64, draw *rng) (*Counterexample, error) {
+	a := w.model().AlignTokens
+	asks := []plan.Ask{{PromptTokens: prompt, LocalTokens: draw.below(prompt)}, {PromptTokens: prompt, LocalTokens: prompt - 1}}
+	if a > 0 {
+		asks = append(asks, plan.Ask{PromptTokens: prompt, LocalTokens: draw.below(prompt), LoadCapTokens: draw.below(prompt) / a * a})
+	}
+	if prompt <= everyCaseMax {
+		for local := range prompt {
+			asks = append(asks, plan.Ask{PromptTokens: prompt, LocalTokens: local})
+			for limit := a; a > 0 && limit < prompt; limit += a {
+				asks = append(asks, plan.Ask{PromptTokens: prompt, LocalTokens: local, LoadCapTokens: limit})
+			}
+		}
+	}
+	for _, ask := range asks {
+		if ce, err := w.fetched(ask, false); ce != nil || err != nil {
+			return ce, err
+		}
+	}
+	ce, err := w.eachOwn(prompt, draw, func(local uint64, own []abi.States) (*Counterexample, error) {
+		ask := plan.Ask{PromptTokens: prompt, LocalTokens: local}
+		pl, err := w.planner.Eager(ask, own)
+		if err != nil {
+			return w.broken("width", prompt, err)
+		}
+		return w.wide(ask, pl, own, false)
+	})
+	if ce != nil || err != nil {
+		return ce, err
+	}
+	return w.eachArrival(prompt, draw, func(local uint64, tables []abi.States) (*Counterexample, error) {
+		ask := plan.Ask{PromptTokens: prompt, LocalTokens: local}
+		pl, err := w.planner.Settled(ask, tables)
+		if err != nil {
+			return w.broken("width", prompt, err)
+		}
+		return w.wide(ask, pl, tables, false)
+	})
+}
+
+// widthOfTexts judges what is stored beyond need of a text that goes on after its prompt: for
+// a few ends, and for a short prompt all of them.
+func (w *worker) widthOfTexts(prompt uint64) (*Counterexample, error) {
+	draw := rng(w.options.Seed ^ prompt<<6)
+	texts := w.texts(prompt, &draw)[1:]
+	for text := prompt + 1; text <= min(everyCaseMax, w.subject.MaxTokens); text++ {
+		texts = append(texts, text)
+	}
+	for _, text := range texts {
+		for _, junction := range [...]uint64{0, 1 + draw.below(prompt)} {
+			if ce, err := w.stored(plan.Start{PromptTokens: prompt, JunctionTokens: junction}, text, false, &draw); ce != nil || err != nil {
+				return ce, err
+			}
 		}
 	}
 	return nil, nil
 }
 
-// fetched judges one consumer's demand against its need.
-func (w *worker) fetched(prompt, local uint64) (*Counterexample, error) {
-	pl, err := w.planner.Eager(plan.Ask{PromptTokens: prompt, LocalTokens: local}, nil)
-	if err != nil || pl.Deferred || pl.ResumeTokens <= local {
-		return nil, err // the sweep has judged the same plan
+// fetched judges the demand of a consumer of a cold producer.
+func (w *worker) fetched(ask plan.Ask, counted bool) (*Counterexample, error) {
+	pl, err := w.planner.Eager(ask, nil)
+	if err != nil {
+		return w.broken("width", ask.PromptTokens, err)
+	}
+	return w.wide(ask, pl, nil, counted)
+}
+
+// wide judges one consumer's demand against its need, and counts it for the report.
+func (w *worker) wide(ask plan.Ask, pl plan.Plan, states []abi.States, counted bool) (*Counterexample, error) {
+	prompt, local, n := ask.PromptTokens, ask.LocalTokens, pl.ResumeTokens
+	if pl.Deferred || n <= local {
+		return nil, nil // the relations before have judged such plans
 	}
 	for g := range pl.Demand {
-		ct, x := w.model().Groups[g].ChunkTokens, &w.widths[g]
-		need, err := w.read(g, ct, prompt, pl.ResumeTokens)
+		x := &w.widths[g]
+		if !counted && x.Unbounded != "" {
+			continue
+		}
+		need, err := w.read(g, w.model().Groups[g].ChunkTokens, prompt, n)
 		if err != nil {
 			return w.broken("width", prompt, err)
 		}
 		w.count("width")
 		surplus := minus(pl.Demand[g], need)
-		n := uint64(surplus.Count())
-		x.Fetched += uint64(pl.Demand[g].Count())
-		x.Unread += n
-		if n == 0 {
+		unread := uint64(surplus.Count())
+		if counted {
+			x.Fetched += uint64(pl.Demand[g].Count())
+			x.Unread += unread
+		}
+		if unread == 0 {
 			continue
 		}
-		x.unread(n, prompt, local)
-		most := uint64(0)
-		if x.ClaimTokens > 0 { // the extra tokens may begin and end inside a chunk
-			most = (x.ClaimTokens+ct-1)/ct + 1
+		if counted {
+			x.unread(unread, prompt, local)
 		}
-		if n > most && x.Unbounded == "" {
-			ce := &Counterexample{PromptTokens: prompt, LocalTokens: local, ResumeTokens: pl.ResumeTokens}
-			why := fmt.Sprintf("the consumer fetches %s that attention does not read; %s", x.size(n), x.allowed(most))
-			return w.fail(ce, "width", g, why, row{"demand", pl.Demand}, row{"need", at(g, need)}, row{"surplus", at(g, surplus)}), nil
+		if x.Unbounded != "" {
+			continue
+		}
+		if beyond := w.beyond(g, prompt, n, surplus); !beyond.Empty() {
+			ce := &Counterexample{PromptTokens: prompt, LocalTokens: local, LoadCapTokens: ask.LoadCapTokens, ResumeTokens: n}
+			if states != nil {
+				ce.States = states[g].Format(int(prompt / w.model().Groups[g].ChunkTokens))
+			}
+			why := fmt.Sprintf("the consumer fetches %s that attention does not read; %s", x.size(unread), x.allowed(beyond))
+			return w.fail(ce, "width", g, why, row{"demand", cloneSets(pl.Demand)}, row{"need", at(g, need)}, row{"surplus", at(g, beyond)}), nil
 		}
 	}
 	return nil, nil
+}
+
+// beyond returns what of a surplus the rule's claim does not let through: the chunks of which
+// no token is among the extra ones before what attention reads, or before the resume point n
+// where it reads nothing. Such a point inside a chunk is served by what is read a token earlier,
+// too.
+func (w *worker) beyond(g int, prompt, n uint64, surplus abi.Bitmap) abi.Bitmap {
+	extra := w.widths[g].ClaimTokens
+	if extra == 0 {
+		return surplus
+	}
+	ct := w.model().Groups[g].ChunkTokens
+	inside := n%ct != 0 && !w.readsAny(g, n, 0, n, prompt)
+	out := append(abi.Bitmap{}, surplus...)
+	for i := surplus.Next(0); i >= 0; i = surplus.Next(i + 1) {
+		lo, hi := uint64(i)*ct, uint64(i+1)*ct+extra
+		if hi > n || w.readsAny(g, n, lo, hi, prompt) || inside && w.readsAny(g, n-1, lo, min(hi, n-1), prompt) {
+			out.Unset(i)
+		}
+	}
+	return out
 }
 
 // read returns what a consumer that resumes at token n may fetch of group g. Inside a chunk
@@ -202,21 +316,21 @@ func (w *worker) read(g int, chunk, prompt, n uint64) (abi.Bitmap, error) {
 }
 
 // allowed says what the claim lets through.
-func (x *Width) allowed(most uint64) string {
+func (x *Width) allowed(beyond abi.Bitmap) string {
 	if x.ClaimTokens == 0 {
 		return "the rule claims no extra tokens (parameter " + ExtraParam + ", in tokens)"
 	}
-	return fmt.Sprintf("the rule claims %d extra tokens, at most %d chunks", x.ClaimTokens, most)
+	return fmt.Sprintf("the rule claims %d extra tokens, and %s beyond those", x.ClaimTokens, x.size(uint64(beyond.Count())))
 }
 
-// stored judges what one request supplies, at its prompt's end and when the text ends
-// there, against the demands that its points of resumption make.
-func (w *worker) stored(s plan.Start, draw *rng) (*Counterexample, error) {
-	supply, resume, err := w.planner.PromptSupply(s)
+// stored judges what one request supplies, at its prompt's end and at its text's end, against
+// the demands that its points of resumption make, and counts it for the report.
+func (w *worker) stored(s plan.Start, text uint64, counted bool, draw *rng) (*Counterexample, error) {
+	first, resume, err := w.planner.PromptSupply(s)
 	if err != nil {
 		return w.broken("width", s.PromptTokens, err)
 	}
-	text, next, err := w.planner.TextSupply(s, s.PromptTokens)
+	supply, next, err := w.planner.TextSupply(s, text)
 	if err != nil {
 		return w.broken("width", s.PromptTokens, err)
 	}
@@ -228,31 +342,44 @@ func (w *worker) stored(s plan.Start, draw *rng) (*Counterexample, error) {
 		}
 		points = append(points, at)
 	}
-	saves, err := w.saved(s)
+	saves, err := w.saved(plan.Start{PromptTokens: text})
 	if err != nil {
 		return w.broken("width", s.PromptTokens, err)
 	}
 	for g := range supply {
-		supply[g].Or(text[g])
+		supply[g].Or(first[g])
 		w.count("width")
 		x := &w.widths[g]
 		if saves[g] {
-			x.Unbounded = "the engine saves a state at every chunk, and any of them can be resumed"
+			x.saved = true
 		}
-		idle, stored, err := w.idle(g, s.PromptTokens, supply[g], points, draw)
+		if !counted && (saves[g] || x.Unbounded != "") {
+			continue
+		}
+		idle, stored, err := w.idle(g, text, supply[g], points, draw)
 		if err != nil {
 			return w.broken("width", s.PromptTokens, err)
 		}
-		n := uint64(idle.Count())
-		x.Stored += stored
-		x.Idle += n
-		if n == 0 {
+		if counted {
+			n := uint64(idle.Count())
+			x.Stored += stored
+			x.Idle += n
+			if n > 0 {
+				x.idle(n, s.PromptTokens)
+			}
+		}
+		if idle.Empty() || saves[g] || x.Unbounded != "" {
 			continue
 		}
-		x.idle(n, s.PromptTokens)
-		if x.Unbounded == "" {
+		if err := w.late(g, text, idle, points); err != nil {
+			return w.broken("width", s.PromptTokens, err)
+		}
+		if !idle.Empty() {
 			ce := &Counterexample{PromptTokens: s.PromptTokens, JunctionTokens: s.JunctionTokens, ResumeTokens: resume}
-			why := fmt.Sprintf("the producer stores %s that nobody fetches: no consumer of this prompt, of the next turn, or at an aligned point", x.size(n))
+			if text > s.PromptTokens {
+				ce.TextTokens = text
+			}
+			why := fmt.Sprintf("the producer stores %s that nobody fetches: no consumer of this prompt, of the next turn, or at an aligned point", x.size(uint64(idle.Count())))
 			return w.fail(ce, "width", g, why, row{"supply", supply}, row{"surplus", at(g, idle)}), nil
 		}
 	}
@@ -260,46 +387,54 @@ func (w *worker) stored(s plan.Start, draw *rng) (*Counterexample, error) {
 }
 
 // alignedTries is how many intervals between aligned points are tried at each end, and
-// drawn between: a short alignment has thousands, all alike.
-const alignedTries = 3
+// drawn between: a short alignment has thousands, all alike. All of them are, while there
+// are at most everyInterval.
+const alignedTries, everyInterval = 3, 32
 
-// idle returns the chunks of a supply that no scan demands which resumes at one of the points
-// or at an aligned one, and how many chunks of the supply were looked at. A tail never
+// intervals returns the numbers of the intervals between aligned points to try: that before
+// point i+1 is i, and the one behind the last point has none.
+func intervals(last uint64, draw *rng) (tries []uint64) {
+	if last < everyInterval {
+		for i := range last + 1 {
+			tries = append(tries, i)
+		}
+		return tries
+	}
+	for i := range uint64(alignedTries) {
+		tries = append(tries, i, last-i, draw.below(last+1))
+	}
+	slices.Sort(tries)
+	return slices.Compact(tries)
+}
+
+// idle returns the chunks of a text's supply that no scan demands which resumes at one of the
+// points or at an aligned one, and how many chunks of the supply were looked at. A tail never
 // reaches less far back at an earlier point, so a chunk that is not demanded at the first
 // aligned point behind it is not at any later one.
-func (w *worker) idle(g int, prompt uint64, supply abi.Bitmap, points []uint64, draw *rng) (idle abi.Bitmap, stored uint64, err error) {
+func (w *worker) idle(g int, text uint64, supply abi.Bitmap, points []uint64, draw *rng) (idle abi.Bitmap, stored uint64, err error) {
 	if !w.subject.Groups[g].forgets() && w.widths[g].Unbounded == "" {
 		return nil, uint64(supply.Count()), nil
 	}
 	rest := append(abi.Bitmap{}, supply...)
 	for _, n := range points {
-		if err := w.unmark(g, prompt, 0, n, rest); err != nil {
+		if err := w.unmark(g, text, 0, n, rest); err != nil {
 			return nil, 0, err
 		}
 	}
 	ct, a := w.model().Groups[g].ChunkTokens, w.model().AlignTokens
-	judged := abi.NewBitmap(64 * len(rest))
 	if a == 0 {
 		return rest, uint64(supply.Count()), nil
 	}
-	end := prompt
-	if c := w.model().MaxStoreTokens; c > 0 {
-		end = min(end, c)
-	}
-	last := end / a // the interval before point i+1 is i; the one behind the last point has none
-	var tries []uint64
-	for i := range uint64(alignedTries) {
-		tries = append(tries, min(i, last), last-min(last, i), draw.below(last+1))
-	}
-	slices.Sort(tries)
-	for _, i := range slices.Compact(tries) {
+	judged := abi.NewBitmap(64 * len(rest))
+	last := w.storedTokens(text) / a
+	for _, i := range intervals(last, draw) {
 		lo, hi := i*a/ct, min((i+1)*a/ct, uint64(64*len(rest)))
 		if lo >= hi {
 			continue
 		}
 		judged.SetRange(int(lo), int(hi))
 		if c := rest.Next(int(lo)); i < last && c >= 0 && uint64(c) < hi {
-			if err := w.unmark(g, prompt, uint64(c)*ct, (i+1)*a, rest); err != nil {
+			if err := w.unmark(g, text, uint64(c)*ct, (i+1)*a, rest); err != nil {
 				return nil, 0, err
 			}
 		}
@@ -307,6 +442,37 @@ func (w *worker) idle(g int, prompt uint64, supply abi.Bitmap, points []uint64, 
 	rest.And(judged)
 	judged.And(supply)
 	return rest, uint64(judged.Count()), nil
+}
+
+// storedTokens is how much of a text the deployment stores.
+func (w *worker) storedTokens(text uint64) uint64 {
+	if c := w.model().MaxStoreTokens; c > 0 {
+		return min(text, c)
+	}
+	return text
+}
+
+// late takes out of a set of idle chunks what somebody fetches after all, at one of the points
+// or at an aligned one, far behind the chunk or with a local prefix that ends at the first of
+// them. No tail asks for that, but a rule may. It is asked only before a refusal.
+func (w *worker) late(g int, text uint64, idle abi.Bitmap, points []uint64) error {
+	ct, a := w.model().Groups[g].ChunkTokens, w.model().AlignTokens
+	for n := a; a > 0 && n <= w.storedTokens(text); n += a {
+		points = append(points, n)
+	}
+	for _, n := range points {
+		if err := w.unmark(g, text, 0, n, idle); err != nil {
+			return err
+		}
+		c := idle.Next(0)
+		if c < 0 {
+			return nil
+		}
+		if err := w.unmark(g, text, uint64(c)*ct, n, idle); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // unmark takes out of set what group g fetches to resume at token n, with a local prefix,
@@ -340,9 +506,11 @@ func (r *run) reported() []Width {
 	for _, w := range r.workers {
 		for g := range out {
 			out[g].add(&w.widths[g])
-			if out[g].Unbounded == "" {
-				out[g].Unbounded = w.widths[g].Unbounded
-			}
+		}
+	}
+	for g := range out {
+		if out[g].saved {
+			out[g].Unbounded = "what is stored, because the engine saves a state at every chunk, and any of them can be resumed"
 		}
 	}
 	return out
