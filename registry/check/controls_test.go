@@ -29,6 +29,7 @@ var also = map[string][]string{
 	"resumes earlier than it can": {"width"},
 	"stores the tail of the last whole chunk, where a policy lets in less":  {"useful", "warm"},
 	"stores the tail of the prompt's end, where a store cap ends before it": {"useful", "warm", "width"},
+	"fetches all when its own tier holds the end, which a policy keeps out": {"width"},
 }
 
 // controls returns the negative controls of Run's relations. Those of relation pair are in
