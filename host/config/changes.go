@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// reloaded are the keys that a running daemon reads again on SIGHUP.
-var reloaded = []string{"peers", "log_level"}
+// reloaded are the keys that a running daemon reads again on SIGHUP. The
+// files of tls are read again whenever they change.
+var reloaded = []string{"peers", "peer_cidrs", "log_level"}
 
 // Ignored returns the keys by which a file that was read again differs from the running
 // configuration c, and which take effect only at the next start, in the order of the file

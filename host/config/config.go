@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -57,8 +58,12 @@ type Config struct {
 	Certificate string `yaml:"certificate"`
 	// CertificateKeys are the paths of the public keys, in PEM, whose certificates count.
 	CertificateKeys []string `yaml:"certificate_keys"`
-	// Peers are the nodes that this one may talk to.
+	// Peers are the nodes that this one dials, and that may dial it.
 	Peers []Peer `yaml:"peers"`
+	// PeerCIDRs are ranges of addresses: a node that is not in Peers may dial from one, and
+	// a peer may name one as its data address. Default 127.0.0.0/8 and ::1/128, which is
+	// this machine; a loopback address is believed only of a peer that is itself on it.
+	PeerCIDRs []string `yaml:"peer_cidrs"`
 	// TLS secures control and data; Insecure says that nothing does.
 	TLS      *TLS `yaml:"tls"`
 	Insecure bool `yaml:"insecure"`
@@ -73,6 +78,9 @@ type Peer struct {
 	ID string `yaml:"id"`
 	// Control is the host:port of the peer's peer_listen.
 	Control string `yaml:"control"`
+	// Identity is the DNS name or URI that the peer's certificate has among its subject
+	// alternative names, letter by letter. Empty means ID.
+	Identity string `yaml:"identity"`
 }
 
 // TLS names PEM files: this node's certificate and key, and the authority that
@@ -132,6 +140,10 @@ const (
 	SocketPathBytesMax = 107
 	// CertificateKeysMax: each key is tried with each signature of a certificate.
 	CertificateKeysMax = 16
+	// PeerCIDRsMax: each is tried with each address.
+	PeerCIDRsMax = 64
+	// IdentityBytesMax: a SPIFFE ID has at most 2048 bytes.
+	IdentityBytesMax = 2048
 	// BoundMax keeps every count in 32 bits.
 	BoundMax = 1 << 20
 )
@@ -142,6 +154,7 @@ func Defaults() Config {
 		HTTPListen: "127.0.0.1:9470",
 		SlabDir:    "/dev/shm",
 		LogLevel:   "info",
+		PeerCIDRs:  []string{"127.0.0.0/8", "::1/128"},
 		Deadlines: Deadlines{
 			RequestMS: 30_000, LookupMS: 500, ConnectMS: 750,
 			PingMS: 250, SuspectMS: 750, DeadMS: 2_000,
@@ -418,7 +431,8 @@ func checkHostPort(name, value string) error {
 	return nil
 }
 
-// Loopback reports whether only processes of this machine reach a host:port.
+// Loopback reports whether only processes of this machine reach a host:port. Of names only
+// localhost counts: what another one means is not known before it is listened on.
 func Loopback(hostport string) bool {
 	host, _, err := net.SplitHostPort(hostport)
 	if err != nil {
@@ -466,11 +480,38 @@ func (c *Config) validatePeers() error {
 		if err := checkHostPort(fmt.Sprintf("peers[%d].control", i), p.Control); err != nil {
 			return err
 		}
+		if n := len(p.Identity); n > IdentityBytesMax || strings.ContainsAny(p.Identity, " *\t\r\n") {
+			return fmt.Errorf("peers[%d].identity is %.80q, %d bytes; it must be one DNS name or URI of the peer's certificate, without wildcards, of at most %d bytes", i, p.Identity, n, IdentityBytesMax)
+		}
+	}
+	if _, err := c.CIDRs(); err != nil {
+		return err
 	}
 	if n := int64(len(c.Peers)); n > c.Bounds.Sessions {
 		return fmt.Errorf("%d peers are listed, but bounds.sessions is %d; raise the bound or list fewer", n, c.Bounds.Sessions)
 	}
 	return nil
+}
+
+// CIDRs are PeerCIDRs, parsed.
+func (c *Config) CIDRs() ([]netip.Prefix, error) {
+	if n := len(c.PeerCIDRs); n > PeerCIDRsMax {
+		return nil, fmt.Errorf("peer_cidrs lists %d ranges; it may list %d", n, PeerCIDRsMax)
+	}
+	out := make([]netip.Prefix, len(c.PeerCIDRs))
+	for i, s := range c.PeerCIDRs {
+		p, err := netip.ParsePrefix(s)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("peer_cidrs[%d] is %q; it must be a range of addresses, such as 10.0.0.0/24, or 10.0.0.7/32 for one", i, s)
+		case p.Addr().Is4In6():
+			return nil, fmt.Errorf("peer_cidrs[%d] is %s, IPv4 written as IPv6; write it as IPv4, such as 10.0.0.0/24", i, s)
+		case p != p.Masked():
+			return nil, fmt.Errorf("peer_cidrs[%d] is %s, which has bits behind its %d; write %s, or %s/%d for that one address", i, s, p.Bits(), p.Masked(), p.Addr(), p.Addr().BitLen())
+		}
+		out[i] = p
+	}
+	return out, nil
 }
 
 func (c *Config) validateNumbers() error {

@@ -118,6 +118,12 @@ func TestRefusals(t *testing.T) {
 		{"peer is self", minimal + "peers: [{id: a, control: 'b:1'}]\n"},
 		{"peer twice", minimal + "peers: [{id: b, control: 'b:1'}, {id: b, control: 'b:2'}]\n"},
 		{"peer without port", minimal + "peers: [{id: b, control: b}]\n"},
+		{"peer with a wildcard", minimal + "peers: [{id: b, control: 'b:1', identity: '*.example'}]\n"},
+		{"peer_cidrs without a length", minimal + "peer_cidrs: [10.0.0.1]\n"},
+		{"peer_cidrs with a name", minimal + "peer_cidrs: [127.0.0.0/8, node-a/8]\n"},
+		{"peer_cidrs with bits behind", minimal + "peer_cidrs: [10.0.0.7/24]\n"},
+		{"peer_cidrs of IPv4 in IPv6", minimal + "peer_cidrs: ['::ffff:10.0.0.0/120']\n"},
+		{"too many peer_cidrs", minimal + "peer_cidrs: [" + strings.Repeat("10.0.0.0/8,", 65) + "]\n"},
 		{"more peers than sessions", minimal + "peers: [{id: b, control: 'b:1'}, {id: c, control: 'b:2'}]\nbounds: {sessions: 1}\n"},
 		{"negative deadline", minimal + "deadlines: {lookup_ms: -1}\n"},
 		{"deadlines out of order", minimal + "deadlines: {suspect_ms: 200}\n"},
@@ -158,7 +164,7 @@ func TestIgnored(t *testing.T) {
 		keys     []string
 	}{
 		{minimal, minimal, nil},
-		{minimal, minimal + "log_level: debug\npeers: [{id: b, control: 'b:1'}]\n", nil},
+		{minimal, minimal + "log_level: debug\npeers: [{id: b, control: 'b:1', identity: x}]\npeer_cidrs: [10.0.0.0/8]\n", nil},
 		{minimal, minimal + "deadlines: {request_ms: 30000}\n", nil}, // the default
 		{minimal, strings.Replace(minimal, "slab_bytes: 1048576", "slab_bytes: 2097152", 1), []string{"slab_bytes"}},
 		{minimal, minimal + "bounds: {parked_bytes: 5, engines: 3}\ndeadlines: {drain_ms: 7}\n", []string{"deadlines.drain_ms", "bounds.engines", "bounds.parked_bytes"}},
@@ -179,9 +185,46 @@ func TestIgnored(t *testing.T) {
 	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "deployment", "certificate"}, a.Ignored(b))
 }
 
-func TestInsecureMayListenAnywhere(t *testing.T) {
-	_, err := Parse("node.yaml", []byte(strings.Replace(minimal, "127.0.0.1:7000", "0.0.0.0:7000", 1)+"insecure: true\nadvertise: node-a\n"))
-	require.NoError(t, err)
+// Only loopback needs neither tls nor insecure, whichever of the two ports it is, and
+// however the address is written.
+func TestWhoMayListenWhere(t *testing.T) {
+	parse := func(peer, data, more string) error {
+		_, err := Parse("node.yaml", []byte(strings.NewReplacer("127.0.0.1:7000", "'"+peer+"'", "127.0.0.1:7001", "'"+data+"'").Replace(minimal)+"advertise: node-a\n"+more))
+		return err
+	}
+	for host, loopback := range map[string]bool{
+		"127.0.0.1": true, "127.9.9.9": true, "[::1]": true, "localhost": true, "[::ffff:127.0.0.1]": true,
+		"": false, "0.0.0.0": false, "[::]": false, "10.0.0.1": false, "[2001:db8::1]": false, "[fe80::1%eth0]": false, "[::ffff:10.0.0.1]": false,
+		"node-a": false, "localhost.example": false, "127.0.0.1.example": false, "1": false,
+	} {
+		require.Equal(t, loopback, Loopback(host+":1"), host)
+		for _, addresses := range [][2]string{{host + ":7000", "127.0.0.1:7001"}, {"127.0.0.1:7000", host + ":7001"}} {
+			err := parse(addresses[0], addresses[1], "")
+			if loopback {
+				require.NoError(t, err, addresses)
+			} else {
+				require.ErrorContains(t, err, "which other machines can reach, and tls is not set", addresses)
+			}
+			require.NoError(t, parse(addresses[0], addresses[1], "insecure: true\n"), addresses)
+			require.NoError(t, parse(addresses[0], addresses[1], "tls: {cert: c, key: k, ca: a}\n"), addresses)
+		}
+	}
+}
+
+func TestCIDRs(t *testing.T) {
+	for file, want := range map[string][]string{
+		"": {"127.0.0.0/8", "::1/128"}, "peer_cidrs: []\n": {}, "peer_cidrs: ['fd00::/8', 10.0.0.7/32]\n": {"fd00::/8", "10.0.0.7/32"},
+	} {
+		c, err := Parse("node.yaml", []byte(minimal+file))
+		require.NoError(t, err)
+		ps, err := c.CIDRs()
+		require.NoError(t, err)
+		got := []string{}
+		for _, p := range ps {
+			got = append(got, p.String())
+		}
+		require.Equal(t, want, got, file)
+	}
 }
 
 // The example documents every key, and what it writes out is the default.
