@@ -631,7 +631,7 @@ func TestStartRefusals(t *testing.T) {
 		{"slab of a live node", "in use by a live process", func(c *config.Config) {
 			c.NodeID, c.SlabDir = "producer", running.cfg.SlabDir
 		}},
-		{"no certificate", "tls: certificate", func(c *config.Config) { c.TLS = &config.TLS{Cert: "/none", Key: "/none", CA: "/none"} }},
+		{"no certificate", "tls.cert is /none", func(c *config.Config) { c.TLS = &config.TLS{Cert: "/none", Key: "/none", CA: "/none"} }},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {

@@ -32,7 +32,7 @@ var linkSessions atomic.Uint64
 // session before still do.
 func (s sessions) PeerUp(peer string, h *sessionpb.Hello, restarted, _ bool) {
 	n := s.node
-	n.data.Register(n.dataToken(peer))
+	n.data.RegisterFor(n.dataToken(peer), peer)
 	n.mu.Lock()
 	l := n.link(peer)
 	var token transfer.Token
@@ -97,7 +97,7 @@ func (n *Node) link(peer string) *link {
 func (n *Node) connectData(peer, address string, token transfer.Token, number uint64) {
 	for {
 		ctx, cancel := context.WithTimeout(n.life, n.waits.connect)
-		c, err := transfer.Dial(ctx, address, token, transfer.DefaultLanes, &sink{node: n, peer: peer}, n.dataOptions)
+		c, err := transfer.Dial(ctx, address, token, transfer.DefaultLanes, &sink{node: n, peer: peer}, n.dialOptions(peer, address))
 		cancel()
 		n.mu.Lock()
 		l := n.links[peer]

@@ -162,8 +162,12 @@ func startNode(t *testing.T, id string, options ...nodeOption) *Node {
 
 func startJudged(t *testing.T, id string, judge registrar, options ...nodeOption) *Node {
 	t.Helper()
+	return startLogged(t, id, judge, &logTo{}, options...)
+}
+
+func startLogged(t *testing.T, id string, judge registrar, log *logTo, options ...nodeOption) *Node {
+	t.Helper()
 	cfg := testConfig(t, id, options...)
-	log := &logTo{}
 	n, err := start(ctxFor(t), cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), judge)
 	require.NoError(t, err)
 	t.Cleanup(func() {

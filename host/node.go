@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/tls"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -12,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/tierd/tierd/gpu"
+	"github.com/tierd/tierd/host/admit"
 	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
@@ -104,8 +105,8 @@ type Node struct {
 	http        *http.Server
 	httpEnded   chan struct{}
 	control     net.Listener // bound, and served once the rules are accepted
-	serverTLS   *tls.Config
-	clientTLS   *tls.Config
+	certs       *certFiles   // nil without TLS
+	allowed     atomic.Pointer[admit.List]
 	socket      *engine.SocketLock
 	addresses   Addresses
 	ready       atomic.Bool
@@ -113,6 +114,7 @@ type Node struct {
 	mu         sync.Mutex
 	closing    bool
 	configured map[string]bool
+	cidrs      []netip.Prefix
 	links      map[string]*link
 	servings   map[peerJob]*serving // peers' jobs here
 	fetches    map[peerJob]*fetch   // our jobs at peers
@@ -211,13 +213,19 @@ func (n *Node) openPeers(context.Context) error {
 	if err != nil {
 		return err
 	}
+	cidrs, err := n.cfg.CIDRs()
+	if err != nil {
+		return n.cfg.Errorf("%w", err)
+	}
+	n.allowed.Store(n.allow(n.cfg.Peers, cidrs)) // before the first connection
 	cfg := wire.Config{
 		Hello: hello, DataToken: func(peer string) []byte { t := n.dataToken(peer); return t[:] }, Limits: l,
-		ServerTLS: n.serverTLS, ClientTLS: n.clientTLS, SessionsMax: int(n.cfg.Bounds.Sessions), Logger: n.log,
+		SessionsMax: int(n.cfg.Bounds.Sessions), Logger: n.log, Admit: n.admit, CheckHello: n.checkHello,
 		Start: n.meeting.start, // one clock: the session gives the join its deadlines
 	}
-	if n.serverTLS != nil {
-		cfg.Verify = verifyNode
+	if n.certs != nil {
+		cfg.ServerTLS, cfg.ClientTLS = n.certs.server(), n.certs.client(nil)
+		cfg.Verify, cfg.Explain = n.verifyNode, n.certs.explain
 	}
 	// Without peers at first: their callbacks use n.peers.
 	if n.peers, err = wire.New(cfg, sessions{n}); err != nil {
@@ -231,7 +239,7 @@ func (n *Node) openPeers(context.Context) error {
 		}
 		n.control.Close()
 	})
-	return n.SetPeers(n.cfg.Peers)
+	return n.Allow(n.cfg.Peers, cidrs)
 }
 
 // closePeers ends the sessions, and the data connections of consumers.
@@ -251,9 +259,18 @@ func (n *Node) closePeers() {
 	}
 }
 
-// SetPeers makes the configured peers those of the list, as SIGHUP does. A list that is
-// refused changes nothing.
+// SetPeers makes the configured peers those of the list, and leaves the ranges as they
+// are. A list that is refused changes nothing.
 func (n *Node) SetPeers(peers []config.Peer) error {
+	n.mu.Lock()
+	cidrs := n.cidrs
+	n.mu.Unlock()
+	return n.Allow(peers, cidrs)
+}
+
+// Allow makes peers and ranges those of a configuration, as SIGHUP does, and ends the
+// sessions that they no longer allow. What is refused changes nothing.
+func (n *Node) Allow(peers []config.Peer, cidrs []netip.Prefix) error {
 	list, configured := make([]wire.PeerAddr, len(peers)), map[string]bool{}
 	for i, p := range peers {
 		list[i] = wire.PeerAddr{ID: p.ID, Control: p.Control}
@@ -263,12 +280,19 @@ func (n *Node) SetPeers(peers []config.Peer) error {
 	old := n.configured
 	n.configured = configured
 	n.mu.Unlock()
+	// First of all: a peer that is taken out must not come back in by itself.
+	before := n.allowed.Swap(n.allow(peers, cidrs))
 	if err := n.peers.SetPeers(list); err != nil {
+		n.allowed.Store(before)
 		n.mu.Lock()
 		n.configured = old
 		n.mu.Unlock()
 		return err
 	}
+	n.mu.Lock()
+	n.cidrs = cidrs
+	n.mu.Unlock()
+	n.peers.Review()
 	for id := range old {
 		if !configured[id] {
 			n.dropLink(id)
@@ -373,7 +397,7 @@ func (n *Node) dataToken(peer string) transfer.Token {
 	if !ok {
 		rand.Read(t[:])
 		n.tokens[peer] = t
-		n.data.Register(t)
+		n.data.RegisterFor(t, peer)
 	}
 	return t
 }

@@ -287,13 +287,23 @@ func (n *Node) slots() (slotBytes int64, slots int, err error) {
 // tokens; the control port and the engine socket are not served before the verdict.
 func (n *Node) bind(ctx context.Context) error {
 	var err error
-	if n.serverTLS, n.clientTLS, err = loadTLS(n.cfg.TLS); err != nil {
-		return n.cfg.Errorf("%w", err)
+	if n.cfg.TLS != nil {
+		if n.certs, err = openCerts(n.cfg.TLS, n.log); err != nil {
+			return n.cfg.Errorf("%w; correct the path, or what the file holds", err)
+		}
+		n.metrics.Register(metrics.Certificates{Days: n.certs.days})
+		n.wg.Go(n.reviewCerts)
+		n.onClose(n.wg.Wait) // a start that fails later waits nowhere else
 	}
 	l := n.limits()
 	n.dataOptions = transfer.Options{Log: n.log, FrameBytesMax: n.tier.SlotBytes(), HelloTimeout: n.waits.connect, PingInterval: l.Ping, IdleTimeout: l.Dead, WriteTimeout: l.Dead}
 	listening := n.dataOptions
-	n.dataOptions.TLS, listening.TLS = n.clientTLS, n.serverTLS
+	// No peer can fill the port: each has lanes of its own, and strangers theirs.
+	listening.ConnsMax = int(n.cfg.Bounds.Sessions)*transfer.LanesMax + transfer.DefaultHellosMax
+	if n.certs != nil {
+		n.dataOptions.Explain, listening.Explain = n.certs.explain, n.certs.explain
+		listening.TLS, listening.Verify = n.certs.server(), n.verifyNode
+	}
 	// The port outlives ctx, which bounds the start.
 	if n.data, err = transfer.Listen(context.WithoutCancel(ctx), n.cfg.DataListen, listening); err != nil {
 		return n.cannotListen("data_listen", n.cfg.DataListen, err)
@@ -305,10 +315,30 @@ func (n *Node) bind(ctx context.Context) error {
 	}
 	n.onClose(func() { n.control.Close() }) // again, when it was served
 	n.addresses.Peer = n.control.Addr().String()
+	if err := n.secured(); err != nil {
+		return err
+	}
 	if n.socket, err = engine.LockSocket(n.cfg.EngineSocket); err != nil {
 		return n.cfg.Errorf("%w", err)
 	}
 	n.onClose(func() { n.closed("the engine socket's lock", n.socket.Release()) })
+	return nil
+}
+
+// secured looks at what is really listened on: a name such as localhost means what the
+// machine says that it means.
+func (n *Node) secured() error {
+	for _, a := range []struct{ key, value, real string }{
+		{"peer_listen", n.cfg.PeerListen, n.addresses.Peer}, {"data_listen", n.cfg.DataListen, n.addresses.Data},
+	} {
+		switch {
+		case n.certs != nil || config.Loopback(a.real):
+		case !n.cfg.Insecure:
+			return n.cfg.Errorf("%s is %s, which is %s here, where other machines can reach it, and tls is not set; set tls: {cert, key, ca}, or listen on 127.0.0.1", a.key, a.value, a.real)
+		default:
+			n.log.Warn("anybody who reaches this port can read and write KV: insecure is true and tls is not set", a.key, a.real)
+		}
+	}
 	return nil
 }
 

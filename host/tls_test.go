@@ -8,10 +8,13 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
+	"log/slog"
 	"math/big"
-	"net"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +22,7 @@ import (
 
 	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/engine/enginepb"
+	"github.com/tierd/tierd/host/transfer"
 )
 
 // authority signs certificates for one test.
@@ -51,26 +55,44 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue signs a certificate for a node id on the loopback address.
-func (a *authority) issue(t *testing.T, nodeID string) nodeOption {
+// issue signs a certificate for a node id and names its files in a configuration.
+func (a *authority) issue(t *testing.T, nodeID string, changes ...func(*x509.Certificate)) nodeOption {
+	t.Helper()
+	c := a.write(t, nodeID, nodeID, changes...)
+	return func(cfg *config.Config) { cfg.TLS = &c }
+}
+
+// write signs a certificate for a node id and writes it to files of a name.
+func (a *authority) write(t *testing.T, file, nodeID string, changes ...func(*x509.Certificate)) config.TLS {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	tmpl := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: nodeID}, DNSNames: []string{nodeID},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	for _, change := range changes {
+		change(tmpl)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
 	require.NoError(t, err)
 	keyDER, err := x509.MarshalECPrivateKey(key)
 	require.NoError(t, err)
-	c := &config.TLS{
-		Cert: writePEM(t, filepath.Join(a.dir, nodeID+".pem"), "CERTIFICATE", der),
-		Key:  writePEM(t, filepath.Join(a.dir, nodeID+"-key.pem"), "EC PRIVATE KEY", keyDER),
+	return config.TLS{
+		Cert: writePEM(t, filepath.Join(a.dir, file+".pem"), "CERTIFICATE", der),
+		Key:  writePEM(t, filepath.Join(a.dir, file+"-key.pem"), "EC PRIVATE KEY", keyDER),
 		CA:   filepath.Join(a.dir, "ca.pem"),
 	}
-	return func(cfg *config.Config) { cfg.TLS = c }
+}
+
+// said reports whether a log has a text, however often it was quoted on the way.
+func said(l *logTo, text string) bool {
+	return strings.Contains(strings.ReplaceAll(l.String(), `\`, ""), text)
+}
+
+func expired(c *x509.Certificate) {
+	c.NotBefore, c.NotAfter = time.Now().Add(-72*time.Hour), time.Now().Add(-48*time.Hour)
 }
 
 // TestMutualTLS: control and data are secured, and nobody comes in without a certificate
@@ -97,6 +119,7 @@ func TestMutualTLS(t *testing.T) {
 		require.NotContains(t, producer.links, name)
 		producer.mu.Unlock()
 	}
+	refusedData(t, producer, a)
 	conn, err := tls.Dial("tcp", producer.Addresses().Data, &tls.Config{InsecureSkipVerify: true})
 	if err == nil { // TLS 1.3: the client hears of the refusal with its first read
 		_, err = conn.Read(make([]byte, 1))
@@ -105,4 +128,205 @@ func TestMutualTLS(t *testing.T) {
 	require.Error(t, err)
 	clean(t, producer, consumer)
 	serves(t, producer, consumer)
+}
+
+// refusedData: the token of a session is of no use to a node with another's certificate.
+func refusedData(t *testing.T, producer *Node, a *authority) {
+	t.Helper()
+	producer.tokenMu.Lock()
+	token := producer.tokens["consumer"]
+	producer.tokenMu.Unlock()
+	thief := a.write(t, "thief", "thief")
+	files, err := openCerts(&thief, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	before := producer.data.Stats()
+	_, err = transfer.Dial(ctxFor(t), producer.Addresses().Data, token, 1, nil, transfer.Options{Log: slog.New(slog.DiscardHandler), TLS: files.client(nil)})
+	require.ErrorContains(t, err, "certificate is not that of the token's node")
+	require.Eventually(t, func() bool { return producer.data.Stats().BadHellos > before.BadHellos }, 10*time.Second, time.Millisecond)
+}
+
+// The data port that a peer names must be the peer's own, whoever else has a certificate.
+func TestDataPortOfAnotherNode(t *testing.T) {
+	a := newAuthority(t)
+	other, log := a.write(t, "other", "other"), &logTo{}
+	files, err := openCerts(&other, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	data, err := transfer.Listen(ctxFor(t), "127.0.0.1:0", transfer.Options{TLS: files.server()})
+	require.NoError(t, err)
+	defer data.Close()
+	producer := startNode(t, "producer", a.issue(t, "producer"), func(c *config.Config) { c.Advertise = data.Addr().String() })
+	consumer := startLogged(t, "consumer", unjudged, log, a.issue(t, "consumer"), withPeer("producer", producer.Addresses().Peer))
+	require.Eventually(t, func() bool {
+		return said(log, `node "producer" must have a certificate for "producer", but it is for ["other"]`)
+	}, 30*time.Second, time.Millisecond)
+	require.Zero(t, data.Stats().Frames)
+	consumer.mu.Lock()
+	defer consumer.mu.Unlock()
+	require.Nil(t, consumer.links["producer"].client)
+}
+
+// TestIdentity: a configured identity takes the place of the node id, on both ports and in
+// both directions; when it is changed, the session ends.
+func TestIdentity(t *testing.T) {
+	a := newAuthority(t)
+	uri, err := url.Parse("spiffe://example/tierd/p")
+	require.NoError(t, err)
+	only := func(c *x509.Certificate) { c.DNSNames, c.URIs = nil, []*url.URL{uri} }
+	producer := startNode(t, "producer", a.issue(t, "producer", only))
+	log := &logTo{}
+	peer := config.Peer{ID: "producer", Control: producer.Addresses().Peer, Identity: uri.String()}
+	consumer := startLogged(t, "consumer", unjudged, log, a.issue(t, "consumer"), func(c *config.Config) { c.Peers = []config.Peer{peer} })
+	serves(t, producer, consumer)
+	peer.Identity = "spiffe://example/tierd/other"
+	require.NoError(t, consumer.SetPeers([]config.Peer{peer}))
+	require.Eventually(t, func() bool {
+		return !isReady(consumer, "producer") && said(log, `must have a certificate for "spiffe://example/tierd/other", but it is for ["spiffe://example/tierd/p"]`)
+	}, 30*time.Second, time.Millisecond)
+	peer.Identity = uri.String()
+	require.NoError(t, consumer.SetPeers([]config.Peer{peer}))
+	serves(t, producer, consumer)
+}
+
+// TestExpired: the side that refuses an expired certificate says whose it is and since
+// when, and so does the side whose it is; a new one is used without a restart.
+func TestExpired(t *testing.T) {
+	for _, who := range []string{"producer", "consumer"} {
+		t.Run(who, func(t *testing.T) {
+			a := newAuthority(t)
+			change := map[string][]func(*x509.Certificate){who: {expired}}
+			logs := map[string]*logTo{"producer": {}, "consumer": {}}
+			producer := startLogged(t, "producer", unjudged, logs["producer"], a.issue(t, "producer", change["producer"]...))
+			consumer := startLogged(t, "consumer", unjudged, logs["consumer"], a.issue(t, "consumer", change["consumer"]...), withPeer("producer", producer.Addresses().Peer))
+			other := map[string]string{"producer": "consumer", "consumer": "producer"}[who]
+			require.Eventually(t, func() bool {
+				return said(logs[other], fmt.Sprintf(`the peer's certificate, for ["%s"], expired on `, who)) &&
+					said(logs[other], "2.0 days ago: the peer must get a new one")
+			}, 30*time.Second, time.Millisecond, "the side that refuses")
+			require.Eventually(t, func() bool {
+				l := logs[who].String()
+				return strings.Contains(l, "a certificate has expired; peers refuse it") && strings.Contains(l, "this node's certificate "+a.dir+"/"+who+".pem expired on ")
+			}, 30*time.Second, time.Millisecond, "the side whose it is")
+			a.write(t, who, who)
+			serves(t, producer, consumer)
+		})
+	}
+}
+
+// TestFilesChange: what the files hold is used from the next handshake on, once it is
+// whole; until then the files before stay, and the log says so once.
+func TestFilesChange(t *testing.T) {
+	a, log := newAuthority(t), &logTo{}
+	c := a.write(t, "n", "one")
+	f, err := openCerts(&c, slog.New(slog.NewTextHandler(log, nil)))
+	require.NoError(t, err)
+	name := func() string { return f.current().cert.Leaf.DNSNames[0] }
+	require.Equal(t, "one", name())
+	a.write(t, "n", "two")
+	require.Equal(t, "two", name())
+
+	next := a.write(t, "next", "three")
+	read := func(path string) []byte {
+		b, err := os.ReadFile(path)
+		require.NoError(t, err)
+		return b
+	}
+	write := func(path string, b []byte) { require.NoError(t, os.WriteFile(path, b, 0o600)) }
+	for what, torn := range map[string]func(){
+		"a new certificate beside the old key": func() { write(c.Cert, read(next.Cert)) },
+		"half a certificate":                   func() { b := read(next.Cert); write(c.Cert, b[:len(b)/2]) },
+		"half a chain":                         func() { b := read(next.Cert); write(c.Cert, append(b, b[:len(b)/2]...)); write(c.Key, read(next.Key)) },
+		"an empty key":                         func() { write(c.Key, nil) },
+		"no certificate":                       func() { require.NoError(t, os.Remove(c.Cert)) },
+		"half an authority":                    func() { b := read(c.CA); write(c.CA, append(b, b[:len(b)/2]...)) },
+	} {
+		cert, key, ca := read(c.Cert), read(c.Key), read(c.CA)
+		lines := strings.Count(log.String(), "cannot be used")
+		torn()
+		for range 3 {
+			require.Equal(t, "two", name(), what)
+		}
+		require.Equal(t, lines+1, strings.Count(log.String(), "cannot be used"), what)
+		write(c.Cert, cert)
+		write(c.Key, key)
+		write(c.CA, ca)
+		require.Equal(t, "two", name(), what)
+	}
+	write(c.Cert, read(next.Cert))
+	write(c.Key, read(next.Key))
+	require.Equal(t, "three", name())
+
+	// Settled files are not read again, and a change is seen all the same.
+	old := time.Now().Add(time.Hour)
+	f.now = func() time.Time { return old }
+	require.Equal(t, "three", name())
+	require.True(t, f.settled)
+	in := f.current()
+	require.Same(t, in, f.current())
+	f.now = time.Now
+	a.write(t, "n", "four")
+	require.Equal(t, "four", name())
+}
+
+func TestExpiryIsToldAhead(t *testing.T) {
+	a := newAuthority(t)
+	c := a.write(t, "n", "n", func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = time.Now().Add(-24*time.Hour), time.Now().Add(60*24*time.Hour)
+	})
+	log := &logTo{}
+	f, err := openCerts(&c, slog.New(slog.NewTextHandler(log, nil)))
+	require.NoError(t, err)
+	const file = `key=tls.cert`
+	lines := func() (out []string) {
+		for l := range strings.Lines(log.String()) {
+			if strings.Contains(l, file) {
+				out = append(out, l)
+			}
+		}
+		return out
+	}
+	require.Empty(t, lines(), "60 days are time enough")
+	cert, ca := f.days()
+	require.InDelta(t, 60, cert, 0.01)
+	require.InDelta(t, 1.0/24, ca, 0.01)
+	at := func(days float64) {
+		f.now = func() time.Time { return time.Now().Add(time.Duration(days * 24 * float64(time.Hour))) }
+		f.review()
+	}
+	at(45)
+	require.Empty(t, lines())
+	at(47)
+	require.Len(t, lines(), 1)
+	require.Contains(t, lines()[0], "level=WARN msg=\"a certificate expires soon")
+	require.Contains(t, lines()[0], "days=13.0")
+	at(61)
+	require.Len(t, lines(), 2)
+	require.Contains(t, lines()[1], "level=ERROR msg=\"a certificate has expired")
+	cert, _ = f.days()
+	require.InDelta(t, -1, cert, 0.01)
+	at(-2)
+	require.Contains(t, lines()[2], "is not valid yet")
+
+	short := a.write(t, "short", "short", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(time.Hour) })
+	log = &logTo{}
+	f, err = openCerts(&short, slog.New(slog.NewTextHandler(log, nil)))
+	require.NoError(t, err)
+	require.Empty(t, lines(), "one that lives an hour is told of in its last 20 minutes")
+	at(0.7 / 24)
+	require.Len(t, lines(), 1)
+}
+
+// TestOldTLS: nothing below TLS 1.3 is spoken.
+func TestOldTLS(t *testing.T) {
+	a := newAuthority(t)
+	n := startNode(t, "n", a.issue(t, "n"))
+	c := a.write(t, "c", "c")
+	cert, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+	require.NoError(t, err)
+	for _, addr := range []string{n.Addresses().Peer, n.Addresses().Data} {
+		_, err := tls.Dial("tcp", addr, &tls.Config{MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true, Certificates: []tls.Certificate{cert}})
+		require.ErrorContains(t, err, "protocol version not supported")
+	}
+	resp, body := get(t, "http://"+n.Addresses().HTTP+"/metrics")
+	require.Equal(t, 200, resp)
+	require.Regexp(t, `tierd_tls_expiry_days\{of="cert"\} 0\.04`, body)
 }

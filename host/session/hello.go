@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -225,6 +226,15 @@ func (c *Core) refuseHello(reason string, diffs []*sessionpb.Difference) {
 // refused takes the peer's refusal.
 func (c *Core) refused(m *sessionpb.HelloRefused) {
 	c.unfit(fmt.Sprintf("%s refuses this node's hello: %s", c.cfg.PeerID, c.refusalText(m, "there", "here")))
+}
+
+// RefuseHello is called in the place of Receive with a Hello that the edge does not accept, for
+// a reason that is not about the layout, such as an address in it.
+func (c *Core) RefuseHello(now time.Duration, reason string) {
+	c.advance(now)
+	if c.link == linkOpen {
+		c.refuseHello(reason, nil)
+	}
 }
 
 func (c *Core) unfit(text string) {

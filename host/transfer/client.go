@@ -8,8 +8,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -186,7 +188,7 @@ func (l *laneConn) Close() error {
 func (c *Client) connect(number uint16) (*laneConn, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.o.HelloTimeout)
 	defer cancel()
-	var d net.Dialer
+	d := net.Dialer{Control: c.reach}
 	raw, err := d.DialContext(ctx, "tcp", c.addr)
 	if err != nil {
 		return nil, fmt.Errorf("data plane: lane %d: %w", number, err)
@@ -194,7 +196,7 @@ func (c *Client) connect(number uint16) (*laneConn, error) {
 	conn := &laneConn{Conn: raw, raw: raw, detach: context.AfterFunc(c.ctx, func() { raw.Close() })}
 	fail := func(err error) (*laneConn, error) {
 		conn.Close()
-		return nil, fmt.Errorf("data plane: lane %d to %s: %w", number, c.addr, err)
+		return nil, fmt.Errorf("data plane: lane %d to %s: %w", number, c.addr, c.o.Explain(err))
 	}
 	tune(raw, c.o)
 	deadline, _ := ctx.Deadline()
@@ -226,6 +228,18 @@ func (c *Client) connect(number uint16) (*laneConn, error) {
 		return fail(err)
 	}
 	return conn, nil
+}
+
+// reach is asked for each address that is about to be connected to.
+func (c *Client) reach(_, address string, _ syscall.RawConn) error {
+	if c.o.Reach == nil {
+		return nil
+	}
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return err
+	}
+	return c.o.Reach(ap.Addr())
 }
 
 // tlsConfig fills in the server name that tls.Dial would.

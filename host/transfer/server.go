@@ -8,8 +8,9 @@ import (
 	"io"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/tierd/tierd/host/halfopen"
 )
 
 // A Server is the producer's end: it accepts lanes and pushes frames down them.
@@ -20,7 +21,7 @@ type Server struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	hellos atomic.Int64 // connections that have not said hello
+	hellos *halfopen.Set // connections that have not said hello
 	sent   sentCounts
 
 	mu       sync.Mutex
@@ -34,8 +35,9 @@ type Server struct {
 type ServerStats struct {
 	// Conns and Sessions are current numbers.
 	Conns, Sessions int
-	// RefusedConns were closed because of ConnsMax or HellosMax, BadHellos because
-	// they did not begin with a hello that fits.
+	// RefusedConns were closed because of ConnsMax, or to make room for a newer one
+	// because of HellosMax or HellosPerAddressMax; BadHellos because they did not begin
+	// with a hello that fits.
 	RefusedConns, BadHellos uint64
 	// LanesLost ended with an error.
 	LanesLost uint64
@@ -57,6 +59,8 @@ func Listen(ctx context.Context, addr string, o Options) (*Server, error) {
 	ctx, stop := context.WithCancel(ctx)
 	s := &Server{
 		o: o, ln: ln, log: newLimitedLog(o), stop: stop,
+		// The deadline of greet is what ends a hello that does not come, and says so.
+		hellos:   halfopen.New(o.HellosPerAddressMax, o.HellosMax, 2*o.HelloTimeout),
 		sessions: map[Token]*session{}, conns: map[net.Conn]struct{}{},
 	}
 	s.wg.Add(2)
@@ -100,11 +104,15 @@ func (s *Server) shut() {
 }
 
 // Register implements Pusher. Registering twice is harmless.
-func (s *Server) Register(token Token) {
+func (s *Server) Register(token Token) { s.RegisterFor(token, "") }
+
+// RegisterFor lets a consumer with this token in that Options.Verify finds to be the node
+// of that id.
+func (s *Server) RegisterFor(token Token, nodeID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed && s.sessions[token] == nil {
-		s.sessions[token] = &session{o: s.o, lanes: map[uint16]*lane{}, downSince: time.Now()}
+		s.sessions[token] = &session{nodeID: nodeID, o: s.o, lanes: map[uint16]*lane{}, downSince: time.Now()}
 	}
 }
 
@@ -184,51 +192,58 @@ func (s *Server) accept() {
 			time.Sleep(acceptPause)
 			continue
 		}
-		if !s.admit(c) {
+		waiting, ok := s.admit(c)
+		if !ok {
 			c.Close()
 			continue
 		}
 		go func() {
 			defer s.wg.Done()
-			s.serve(c)
+			s.serve(c, waiting)
 		}()
 	}
 }
 
 // admit counts a connection in, if there is room.
-func (s *Server) admit(c net.Conn) bool {
+func (s *Server) admit(c net.Conn) (waiting *halfopen.Entry, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
-		return false
+		return nil, false
 	case len(s.conns) >= s.o.ConnsMax:
 		s.stats.RefusedConns++
 		s.log.warn("data port is full", "remote", c.RemoteAddr(), "conns", len(s.conns), "conns_max", s.o.ConnsMax)
-		return false
-	case s.hellos.Load() >= int64(s.o.HellosMax):
-		s.stats.RefusedConns++
-		s.log.warn("data port has too many connections that say nothing", "remote", c.RemoteAddr(), "hellos_max", s.o.HellosMax)
-		return false
+		return nil, false
 	}
-	s.hellos.Add(1)
+	waiting, pushed := s.hellos.Add(halfopen.From(c.RemoteAddr()), func() { c.Close() })
+	if pushed {
+		s.stats.RefusedConns++
+		s.log.warn("data port has too many connections that say nothing; the oldest goes", "remote", c.RemoteAddr(),
+			"hellos_max", s.o.HellosMax, "hellos_per_address_max", s.o.HellosPerAddressMax)
+	}
 	s.conns[c] = struct{}{}
 	s.wg.Add(1)
-	return true
+	return waiting, true
 }
 
 // serve takes one connection from its hello to its end.
-func (s *Server) serve(c net.Conn) {
+func (s *Server) serve(c net.Conn, waiting *halfopen.Entry) {
 	tune(c, s.o)
 	stream, sess, number, err := s.greet(c)
-	s.hellos.Add(-1)
+	if !waiting.Done() && err == nil {
+		err = ErrClosed // to make room, just as it said hello
+	}
 	if err != nil {
 		s.mu.Lock()
-		s.stats.BadHellos++
-		closed := s.closed
+		pushed := errors.Is(err, net.ErrClosed) || errors.Is(err, ErrClosed) // which admit has counted
+		if !pushed {
+			s.stats.BadHellos++
+		}
+		quiet := s.closed || pushed
 		s.mu.Unlock()
-		if !closed {
-			s.log.warn("data port refused a connection", "remote", c.RemoteAddr(), "error", err)
+		if !quiet {
+			s.log.warn("data port refused a connection", "remote", c.RemoteAddr(), "error", s.o.Explain(err))
 		}
 	} else {
 		err = sess.run(newLane(stream, c, number, &s.sent))
@@ -276,8 +291,17 @@ func (s *Server) greet(c net.Conn) (net.Conn, *session, uint16, error) {
 		answer.status = statusLane
 	}
 	s.mu.Unlock()
+	var wrong error
+	if t, ok := stream.(*tls.Conn); ok && answer.status == statusOK && s.o.Verify != nil {
+		if wrong = s.o.Verify(sess.nodeID, t.ConnectionState()); wrong != nil {
+			answer.status = statusIdentity
+		}
+	}
 	if _, err := stream.Write(answer.append(nil)); err != nil {
 		return nil, nil, 0, fmt.Errorf("ack: %w", err)
+	}
+	if wrong != nil {
+		return nil, nil, 0, fmt.Errorf("%w: %v: %w", ErrRefused, answer.status, wrong)
 	}
 	if answer.status != statusOK {
 		return nil, nil, 0, fmt.Errorf("%w: %v (version %d, lane %d)", ErrRefused, answer.status, h.version, h.lane)

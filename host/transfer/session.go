@@ -15,7 +15,8 @@ import (
 // for them. Lanes take items one at a time, round robin over the pushes, so a large job
 // does not hold up a small one.
 type session struct {
-	o Options
+	nodeID string // whose it is, for Options.Verify
+	o      Options
 
 	mu        sync.Mutex
 	ended     error // set once the session takes no more pushes

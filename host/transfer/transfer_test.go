@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	mrand "math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -689,9 +690,46 @@ func TestSilentStrangers(t *testing.T) {
 		require.Error(t, err, "closed by the server")
 		c.Close()
 	}
+	require.Eventually(t, func() bool { return srv.Stats().Conns == 0 }, 10*time.Second, time.Millisecond)
 	st := srv.Stats()
 	require.Equal(t, uint64(3), st.RefusedConns)
 	require.Equal(t, uint64(2), st.BadHellos)
+}
+
+// Whoever opens connections and says nothing keeps nobody out: the oldest of them goes.
+func TestSilentStrangersKeepNobodyOut(t *testing.T) {
+	srv, token := listen(t, Options{HellosPerAddressMax: 8, HelloTimeout: time.Minute}), newToken()
+	srv.Register(token)
+	for range 100 {
+		c, err := net.Dial("tcp", srv.Addr().String())
+		require.NoError(t, err)
+		defer c.Close()
+	}
+	cl := dial(t, srv.Addr().String(), token, 4, newSlabSink(1, 1), Options{})
+	require.Equal(t, 4, cl.Lanes())
+	require.LessOrEqual(t, srv.Stats().Conns, 8+4)
+	require.GreaterOrEqual(t, srv.Stats().RefusedConns, uint64(92))
+}
+
+// A name is judged by the addresses that it resolves to, before anything goes there.
+func TestReach(t *testing.T) {
+	srv, token := listen(t, Options{}), newToken()
+	srv.Register(token)
+	_, port, err := net.SplitHostPort(srv.Addr().String())
+	require.NoError(t, err)
+	var asked []netip.Addr
+	var mu sync.Mutex
+	deny := func(ip netip.Addr) error {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, ip)
+		return fmt.Errorf("%v is not for us", ip)
+	}
+	_, err = Dial(t.Context(), "localhost:"+port, token, 1, nil, Options{Log: quiet, Reach: deny})
+	require.ErrorContains(t, err, "127.0.0.1 is not for us")
+	require.Contains(t, asked, netip.MustParseAddr("127.0.0.1"))
+	require.Zero(t, srv.Stats().BadHellos)
+	require.Zero(t, srv.Stats().Conns)
 }
 
 func TestConnsMax(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"time"
 )
 
@@ -109,9 +110,19 @@ type Options struct {
 	// SocketBufferBytes sets the send and receive buffer of the kernel; 0 leaves
 	// them to its own tuning.
 	SocketBufferBytes int
-	// ConnsMax bounds the connections of a server, HellosMax those that have not
-	// said hello yet. Defaults DefaultConnsMax and DefaultHellosMax.
-	ConnsMax, HellosMax int
+	// Verify, when set, says why the certificate of a lane of a server with TLS is not
+	// that of the node that its token was registered for.
+	Verify func(nodeID string, state tls.ConnectionState) error
+	// Reach, when set, says why a client may not connect to an address, after names are
+	// resolved and before anything is sent there.
+	Reach func(ip netip.Addr) error
+	// Explain, when set, adds what is known here to the error of a connection.
+	Explain func(error) error
+	// ConnsMax bounds the connections of a server; one more is refused. HellosMax bounds
+	// those that have not said hello yet, and HellosPerAddressMax those of them from one
+	// address; one more ends the oldest of the address that has the most. Defaults
+	// DefaultConnsMax, DefaultHellosMax and DefaultHellosPerAddressMax.
+	ConnsMax, HellosMax, HellosPerAddressMax int
 
 	// HelloTimeout bounds connect, TLS handshake and hello. Default 750 ms.
 	HelloTimeout time.Duration
@@ -156,9 +167,11 @@ const (
 	batchItemsMax = 64
 	// DefaultConnsMax is 1024 connections: 128 peers with 8 lanes each.
 	DefaultConnsMax = 1024
-	// DefaultHellosMax is 64: a flood of strangers holds at most so many connections,
-	// each for HelloTimeout.
-	DefaultHellosMax = 64
+	// DefaultHellosMax is 512: two machines' worth of peers that dial their lanes at
+	// once. A flood of strangers holds at most so many connections, each for HelloTimeout.
+	DefaultHellosMax = 512
+	// DefaultHellosPerAddressMax is 256: 64 peers on one machine with DefaultLanes each.
+	DefaultHellosPerAddressMax = 256
 	// DefaultLanes is the number of lanes that a session is dialed with by default.
 	DefaultLanes = 4
 	// LanesMax bounds the lanes of a session; beyond 64 they only share one link.
@@ -179,6 +192,10 @@ func (o Options) withDefaults() (Options, error) {
 	orDefault(&o.PieceBytes, DefaultPieceBytes)
 	orDefault(&o.ConnsMax, DefaultConnsMax)
 	orDefault(&o.HellosMax, DefaultHellosMax)
+	orDefault(&o.HellosPerAddressMax, DefaultHellosPerAddressMax)
+	if o.Explain == nil {
+		o.Explain = func(err error) error { return err }
+	}
 	orDefault(&o.HelloTimeout, 750*time.Millisecond)
 	orDefault(&o.PingInterval, 250*time.Millisecond)
 	orDefault(&o.IdleTimeout, 2*time.Second)

@@ -71,10 +71,11 @@ const (
 	statusToken
 	statusLane
 	statusClosing
+	statusIdentity
 )
 
 func (s status) String() string {
-	names := [...]string{"ok", "wire version not spoken here", "token of no session", "lane number too high", "shutting down"}
+	names := [...]string{"ok", "wire version not spoken here", "token of no session", "lane number too high", "shutting down", "certificate is not that of the token's node"}
 	if int(s) < len(names) {
 		return names[s]
 	}

@@ -29,7 +29,8 @@ to addresses.json in its state directory. The check may take a minute the first 
 /readyz at http_listen says how far it is.
 
 SIGTERM, SIGINT   drain and stop, or give the check up; a second one stops at once
-SIGHUP            read the peers and the log level of the configuration again; the log
+SIGHUP            read peers, peer_cidrs and log_level of the configuration again, and the
+                  files of tls (as every connection does when they have changed); the log
                   names other keys that have changed, which need a restart
 
 Exit status: 0 stopped as asked, 1 stopped at once by a second signal, 2 could not start.`,
@@ -162,7 +163,7 @@ func sayReady(node *host.Node, out io.Writer) error {
 func reread(path string, running *config.Config, node *host.Node, level *slog.LevelVar, log *slog.Logger) {
 	cfg, err := config.Load(path)
 	if err == nil {
-		err = node.SetPeers(cfg.Peers)
+		err = allow(node, cfg)
 	}
 	if err == nil {
 		err = setLevel(level, cfg)
@@ -174,7 +175,16 @@ func reread(path string, running *config.Config, node *host.Node, level *slog.Le
 	if ignored := running.Ignored(cfg); len(ignored) > 0 {
 		log.Warn("keys that changed are used only after a restart", "file", path, "keys", strings.Join(ignored, ","))
 	}
+	node.ReloadCerts()
 	log.Info("peers and log level read again", "file", path, "peers", len(cfg.Peers), "log_level", cfg.LogLevel)
+}
+
+func allow(node *host.Node, cfg *config.Config) error {
+	cidrs, err := cfg.CIDRs()
+	if err != nil {
+		return err
+	}
+	return node.Allow(cfg.Peers, cidrs)
 }
 
 // closeNode drains and stops. A second signal does not wait.

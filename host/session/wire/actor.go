@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ type actor struct {
 	core       *session.Core
 	heardAt    atomic.Int64 // when a byte came last, on the clock of p.now
 	status     atomic.Pointer[session.Status]
+	remote     atomic.Pointer[net.Addr] // of the last session's connection
 
 	mu   sync.Mutex
 	box  []func(now time.Duration)
@@ -165,6 +167,8 @@ func (a *actor) effect(e session.Effect) {
 		a.failures = 0
 		if a.conn != nil {
 			a.conn.up = true
+			r := a.conn.remote()
+			a.remote.Store(&r)
 		}
 		a.p.log.Info("peer session up", "peer", a.id, "boot_id", fmt.Sprintf("%#x", e.Hello.BootId), "restarted", e.Restarted,
 			"protocol", e.Protocol, "same_rules", e.SameRules, "dialed", a.conn != nil && a.conn.dialed)
@@ -210,8 +214,9 @@ func (a *actor) send(e *sessionpb.Envelope) {
 	if a.conn == nil || a.conn.queue(e) {
 		return
 	}
-	reason := fmt.Sprintf("the peer reads too slowly: %d messages wait, the most allowed", a.p.cfg.Limits.QueueMessages)
 	c := a.conn
+	reason := fmt.Sprintf("the peer reads too slowly: %d messages of %d bytes wait; at most %d of %d are allowed",
+		len(c.out), c.queued.Load(), a.p.cfg.Limits.QueueMessages, queuedBytesMax)
 	a.conn = nil
 	c.cut(reason)
 	a.core.Disconnected(a.p.now(), reason)
@@ -314,10 +319,34 @@ func (a *actor) adopt(now time.Duration, c *conn) {
 				a.core.Disconnected(now, err.Error())
 				return
 			}
+			if h := e.GetHello(); h != nil && !c.up && a.p.cfg.CheckHello != nil {
+				if err := a.p.cfg.CheckHello(h, c.remote()); err != nil {
+					a.core.RefuseHello(now, err.Error())
+					return
+				}
+			}
 			a.core.Receive(now, e)
 		}, false)
 	}
 	close(c.adopted)
+}
+
+// review ends the connection when its node would be refused now.
+func (a *actor) review(now time.Duration) {
+	c := a.conn
+	if c == nil {
+		return
+	}
+	err := c.judge()
+	if err == nil {
+		return
+	}
+	reason := "no longer allowed: " + err.Error()
+	a.p.log.Warn("peer session ended", "peer", a.id, "reason", reason)
+	a.conn = nil
+	c.queue(goawayMessage(reason))
+	c.finish(reason)
+	a.core.Disconnected(now, reason)
 }
 
 // duplicate begins what the side that dialed in vain is told.

@@ -7,13 +7,17 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tierd/tierd/host/session/sessionpb"
 )
@@ -37,28 +41,46 @@ type conn struct {
 	unread  chan struct{}       // one entry a message that the actor has not taken
 	first   *sessionpb.Envelope // a message that was read before adoption, or nil
 
-	once   sync.Once
-	ending chan struct{} // closed: write what is queued, then end
-	gone   chan struct{} // closed: end now
-	goOnce sync.Once
-	reason string        // why; set before ending or gone is closed
-	linger time.Duration // the longest wait for what is queued to go out
-	close  func()        // of a dialed connection
+	once    sync.Once
+	ending  chan struct{} // closed: write what is queued, then end
+	gone    chan struct{} // closed: end now
+	goOnce  sync.Once
+	reason  string        // why; set before ending or gone is closed
+	linger  time.Duration // the longest wait for what is queued to go out
+	close   func()        // of a dialed connection
+	remote  func() net.Addr
+	explain func(error) error
+	judge   func() error // asks again whether the node is allowed
+	queued  atomic.Int64 // encoded bytes in out
 }
 
 func newConn(s stream, dialed bool, queue int, linger time.Duration) *conn {
 	return &conn{s: s, dialed: dialed, out: make(chan *sessionpb.Envelope, queue), adopted: make(chan struct{}),
-		unread: make(chan struct{}, unreadMax), ending: make(chan struct{}), gone: make(chan struct{}), linger: linger}
+		unread: make(chan struct{}, unreadMax), ending: make(chan struct{}), gone: make(chan struct{}), linger: linger,
+		remote: func() net.Addr { return nil }, judge: func() error { return nil }}
 }
 
 // queue reports whether there was room.
 func (c *conn) queue(e *sessionpb.Envelope) bool {
+	size := int64(proto.Size(e))
+	// One message always has room: its size is bounded by itself.
+	if n := c.queued.Add(size); n > queuedBytesMax && n > size {
+		c.queued.Add(-size)
+		return false
+	}
 	select {
 	case c.out <- e:
 		return true
 	default:
+		c.queued.Add(-size)
 		return false
 	}
+}
+
+// send writes one message that was queued.
+func (c *conn) send(e *sessionpb.Envelope) error {
+	c.queued.Add(-int64(proto.Size(e)))
+	return c.s.Send(e)
 }
 
 // finish ends the connection after what is queued, or after linger.
@@ -111,14 +133,14 @@ func (c *conn) write() {
 	for {
 		select {
 		case e := <-c.out:
-			if c.s.Send(e) != nil {
+			if c.send(e) != nil {
 				return // the reader learns why
 			}
 		case <-c.ending:
 			for {
 				select {
 				case e := <-c.out:
-					if c.s.Send(e) != nil {
+					if c.send(e) != nil {
 						return
 					}
 				default:
@@ -146,8 +168,11 @@ func (c *conn) receive() {
 		if c.first = nil; e == nil {
 			e, err = c.s.Recv()
 		}
-		if errors.Is(err, io.EOF) {
+		switch {
+		case errors.Is(err, io.EOF):
 			err = errors.New("closed by the peer")
+		case err != nil && c.explain != nil:
+			err = c.explain(err)
 		}
 		select {
 		case c.unread <- struct{}{}:
@@ -199,9 +224,21 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error)
 		grpc.WithIdleTimeout(0), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: l.ConnectHello}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(l.MessageBytesMax), grpc.MaxCallSendMsgSize(l.MessageBytesMax))}
-	if p.cfg.Dial != nil {
-		opts = append(opts, grpc.WithContextDialer(p.cfg.Dial))
+	dial := p.cfg.Dial
+	if dial == nil {
+		dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		}
 	}
+	var remote atomic.Pointer[net.Addr]
+	opts = append(opts, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+		c, err := dial(ctx, addr)
+		if err == nil {
+			a := c.RemoteAddr()
+			remote.Store(&a)
+		}
+		return c, err
+	}))
 	cc, err := grpc.NewClient("passthrough:///"+addr, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
@@ -209,10 +246,24 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error)
 	s, err := sessionpb.NewPeerClient(cc).Session(ctx)
 	if err != nil {
 		_ = cc.Close()
-		return nil, fmt.Errorf("dial %s: %w", addr, err)
+		return nil, fmt.Errorf("dial %s: %w", addr, p.cfg.Explain(err))
 	}
 	c := newConn(s, true, l.QueueMessages, l.ConnectHello)
 	c.close = func() { _ = cc.Close() }
+	c.remote = func() net.Addr {
+		if a := remote.Load(); a != nil {
+			return *a
+		}
+		return nil
+	}
+	c.judge = func() error { // the configuration names the peer; its certificate is what can be wrong
+		pr, ok := grpcpeer.FromContext(s.Context())
+		if !ok {
+			return nil
+		}
+		return p.verify(nodeID, pr)
+	}
+	c.explain = p.cfg.Explain
 	return c, nil
 }
 

@@ -37,6 +37,9 @@ const (
 	// mailboxMax bounds the new jobs that wait for an actor. Words on jobs in work
 	// are always taken: the jobs and their keys bound them.
 	mailboxMax = 16384
+	// queuedBytesMax bounds the encoded messages that wait for a slow connection: every
+	// answer to the most jobs and keys that a peer may have in work is below 30 MiB.
+	queuedBytesMax = 64 << 20
 	// unreadMax bounds the received messages of a connection that wait for the actor.
 	unreadMax = 64
 )
@@ -66,6 +69,14 @@ type Config struct {
 	// Verify ties a node id to the peer's certificate, on connections of both sides;
 	// nil accepts any that TLS did.
 	Verify func(nodeID string, state tls.ConnectionState) error
+	// Admit says why a node that dials from an address is refused; nil takes any. It is
+	// asked before anything is kept of the node, and again by Review.
+	Admit func(nodeID string, from net.Addr) error
+	// CheckHello says why a peer is refused for what its Hello says, such as the address
+	// of its data port; nil takes any. from is the other end of the connection.
+	CheckHello func(h *sessionpb.Hello, from net.Addr) error
+	// Explain adds what is known here to the error of a connection; nil adds nothing.
+	Explain func(error) error
 	// SessionsMax bounds the peers, configured or not; 0 is SessionsMaxDefault.
 	SessionsMax int
 	// Jitter returns numbers in [0, 1) that spread the attempts to connect, to any
@@ -109,6 +120,7 @@ type Peers struct {
 	log   *slog.Logger
 	start time.Time
 	shy   shyLog
+	ports ports
 
 	mu     sync.RWMutex
 	peers  map[string]*actor
@@ -128,6 +140,9 @@ func New(cfg Config, host Host) (*Peers, error) {
 	if cfg.Jitter == nil {
 		cfg.Jitter = rand.Float64
 	}
+	if cfg.Explain == nil {
+		cfg.Explain = func(err error) error { return err }
+	}
 	if (cfg.ServerTLS == nil) != (cfg.ClientTLS == nil) {
 		return nil, errors.New("peers: TLS is given for one direction only; give ServerTLS and ClientTLS, or neither")
 	}
@@ -136,6 +151,7 @@ func New(cfg Config, host Host) (*Peers, error) {
 	}
 	p := &Peers{cfg: cfg, host: host, log: cfg.Logger, start: cfg.Start, peers: map[string]*actor{}}
 	p.shy.log = cfg.Logger
+	p.ports = newPorts(&p.cfg)
 	if err := p.SetPeers(cfg.Peers); err != nil {
 		p.Close()
 		return nil, err
@@ -454,6 +470,30 @@ func (p *Peers) all() []*actor {
 		out = append(out, a)
 	}
 	return out
+}
+
+// Remote returns the other end of the connection of a peer's session, or nil when it has
+// none.
+func (p *Peers) Remote(peer string) net.Addr {
+	p.mu.RLock()
+	a := p.peers[peer]
+	p.mu.RUnlock()
+	if a == nil {
+		return nil
+	}
+	if r := a.remote.Load(); r != nil {
+		return *r
+	}
+	return nil
+}
+
+// Review asks Admit and Verify again about every connection, after what they go by has
+// changed. One that would be refused now ends; a configured peer is dialed again, and then
+// judged as any other.
+func (p *Peers) Review() {
+	for _, a := range p.all() {
+		_ = a.post(a.review, false)
+	}
 }
 
 // Drain refuses new jobs, tells the peers, and waits for the jobs in work, at most
