@@ -487,6 +487,10 @@ func (p *Peers) Remote(peer string) net.Addr {
 	return nil
 }
 
+// HalfOpen returns how many connections have come in and have no session, and how many
+// were closed to make room for newer ones.
+func (p *Peers) HalfOpen() (conns int, closed uint64) { return p.ports.conns.Counts() }
+
 // Review asks Admit and Verify again about every connection, after what they go by has
 // changed. One that would be refused now ends; a configured peer is dialed again, and then
 // judged as any other.
