@@ -36,6 +36,13 @@
 // leave for the engine. A request that finds no slot takes those of supply that nobody has
 // asked for, oldest first; only then is there no room.
 //
+// # Who may come
+//
+// A peer is in the configuration, or dials from one of its ranges; with TLS its certificate
+// is for its identity, on control and data, whoever dialed (package admit). The only address
+// that a peer can make this node connect to is its data port, at its own host or in a range:
+// an engine names peers by their ids. What has not said who it is is bounded by address.
+//
 // # Who holds what
 //
 // Every pin has an owner: "request" a consumer, "produce" a producer and the supply

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/tier/crc32c"
 )
@@ -27,7 +28,9 @@ const garbageSecondsEnv = "TIERD_GARBAGE_SECONDS"
 var openings = map[string]func(r *rand.Rand) []byte{
 	"nothing": func(*rand.Rand) []byte { return nil },
 	"http/1":  func(*rand.Rand) []byte { return []byte("GET /metrics HTTP/1.1\r\nHost: x\r\n") },
-	"http/2":  func(*rand.Rand) []byte { return []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00") },
+	"http/2": func(*rand.Rand) []byte {
+		return []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+	},
 	"http/2 frame": func(r *rand.Rand) []byte {
 		b := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 		return append(b, 0, byte(r.IntN(64)), byte(r.Uint32()), byte(r.IntN(12)), byte(r.Uint32()), 0, 0, 0, byte(r.IntN(6)))
@@ -84,6 +87,10 @@ func babble(r *rand.Rand, network, addr string, opening []byte, wrap *tls.Config
 	return n
 }
 
+func withSlab(bytes int64) nodeOption {
+	return func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = bytes, bytes/2 }
+}
+
 func descriptors(t *testing.T) int {
 	d, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
@@ -104,7 +111,8 @@ func TestGarbageOnEveryPort(t *testing.T) {
 	t.Logf("seed %d, %d s; %s sets another length", seed, seconds, garbageSecondsEnv)
 	for _, secured := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls %v", secured), func(t *testing.T) {
-			var po, co []nodeOption
+			// Room for all requests: supply that nobody demands stays parked.
+			po, co := []nodeOption{withSlab(256 << 20)}, []nodeOption{withSlab(256 << 20)}
 			var wrap *tls.Config
 			if secured {
 				a := newAuthority(t)

@@ -233,6 +233,7 @@ func (n *Node) openPeers(context.Context) error {
 	}
 	n.onClose(n.closePeers)
 	n.metrics.Register(metrics.Peers{Status: n.peers.Status})
+	n.metrics.Register(metrics.Ports{Control: n.peers.HalfOpen, Data: n.data.HalfOpen})
 	n.wg.Go(func() {
 		if err := n.peers.Serve(n.control); err != nil && !errors.Is(err, wire.ErrClosed) {
 			n.log.Error("the peer port stopped", "error", err)

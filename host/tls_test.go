@@ -13,6 +13,7 @@ import (
 	"math/big"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -329,4 +330,51 @@ func TestOldTLS(t *testing.T) {
 	resp, body := get(t, "http://"+n.Addresses().HTTP+"/metrics")
 	require.Equal(t, 200, resp)
 	require.Regexp(t, `tierd_tls_expiry_days\{of="cert"\} 0\.04`, body)
+}
+
+// TestReadmeCertificates: what the README says makes certificates that two nodes meet with.
+func TestReadmeCertificates(t *testing.T) {
+	if _, err := exec.LookPath("openssl"); err != nil {
+		t.Skip("no openssl")
+	}
+	text, err := os.ReadFile(filepath.Join("..", "README.md"))
+	require.NoError(t, err)
+	_, script, found := strings.Cut(string(text), "```sh\n")
+	require.True(t, found)
+	script, _, found = strings.Cut(script, "```")
+	require.True(t, found)
+	require.Contains(t, script, "node-a node-b")
+	dir := t.TempDir()
+	cmd := exec.Command("sh", "-e", "-c", strings.ReplaceAll(script, "node-a node-b", "producer consumer"))
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	of := func(node string) nodeOption {
+		return func(c *config.Config) {
+			c.TLS = &config.TLS{Cert: filepath.Join(dir, node+".pem"), Key: filepath.Join(dir, node+"-key.pem"), CA: filepath.Join(dir, "ca.pem")}
+		}
+	}
+	producer := startNode(t, "producer", of("producer"), onlyPeers, withPeer("consumer", closedPort(t)))
+	consumer := startNode(t, "consumer", of("consumer"), onlyPeers, withPeer("producer", producer.Addresses().Peer))
+	serves(t, producer, consumer)
+}
+
+// TestAuthorityChanges: a new authority is trusted from the next handshake on, and an old
+// one no longer, without a restart.
+func TestAuthorityChanges(t *testing.T) {
+	old, next := newAuthority(t), newAuthority(t)
+	producer := startNode(t, "producer", old.issue(t, "producer"))
+	consumer := startNode(t, "consumer", next.issue(t, "consumer"), withPeer("producer", producer.Addresses().Peer))
+	time.Sleep(100 * time.Millisecond)
+	require.False(t, isReady(consumer, "producer"))
+	read := func(a *authority) []byte {
+		b, err := os.ReadFile(filepath.Join(a.dir, "ca.pem"))
+		require.NoError(t, err)
+		return b
+	}
+	both := append(read(old), read(next)...)
+	for _, a := range []*authority{old, next} {
+		require.NoError(t, os.WriteFile(filepath.Join(a.dir, "ca.pem"), both, 0o600))
+	}
+	serves(t, producer, consumer)
 }

@@ -41,6 +41,10 @@
 // "Used" was once read as "pinned", so there are two names: tierd_tier_slots{state}
 // says what is in the slots, tierd_tier_pins{owner,kind} who keeps them from being
 // reused, with the age of the oldest in tierd_tier_oldest_pin_seconds{owner,kind}.
+//
+// tierd_tls_expiry_days{of} is there with TLS only: there is no number of days for a
+// certificate that is not there. tierd_half_open_connections{port} is what waits on the
+// ports without having said who it is.
 package metrics
 
 import (

@@ -118,3 +118,25 @@ func TestSnapshotsAreReadAtTheScrape(t *testing.T) {
 	require.Equal(t, 0.0, value("tierd_peer_silence_seconds", "never"), "it was never heard, so it does not fall silent")
 	require.Equal(t, 5.0, value("tierd_parked_bytes"))
 }
+
+func TestPortsAndCertificates(t *testing.T) {
+	m := New([]string{"full"}, []string{"pd"})
+	m.Register(Ports{Control: func() (int, uint64) { return 3, 4 }, Data: func() (int, uint64) { return 0, 7 }})
+	m.Register(Certificates{Days: func() (float64, float64) { return 12.5, -1 }})
+	all := gather(t, m)
+	value := func(name, label string) float64 {
+		for _, s := range all[name].GetMetric() {
+			if s.Label[0].GetValue() == label {
+				return s.GetGauge().GetValue() + s.GetCounter().GetValue()
+			}
+		}
+		t.Fatal(name, label)
+		return 0
+	}
+	require.Equal(t, 3.0, value("tierd_half_open_connections", "control"))
+	require.Equal(t, 0.0, value("tierd_half_open_connections", "data"))
+	require.Equal(t, 4.0, value("tierd_half_open_closed_connections_total", "control"))
+	require.Equal(t, 7.0, value("tierd_half_open_closed_connections_total", "data"))
+	require.Equal(t, 12.5, value("tierd_tls_expiry_days", "cert"))
+	require.Equal(t, -1.0, value("tierd_tls_expiry_days", "ca"))
+}

@@ -42,6 +42,10 @@
 // Small frames travel in batches, so that one read call fills several slots: first the
 // headers, each of which says how many more follow it, then their payloads in order.
 //
+// With TLS a token is of use only with the certificate of the node that it was made for
+// (RegisterFor, Options.Verify). Connections that have not said hello are bounded by address,
+// and the oldest goes (package halfopen).
+//
 // Without TLS the token is all that keeps a stranger out, and it can be read on the
 // wire: that is for networks that are closed by other means.
 package transfer

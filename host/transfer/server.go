@@ -140,6 +140,10 @@ func (s *Server) Lanes(token Token) int {
 	return len(sess.lanes)
 }
 
+// HalfOpen returns how many connections have not said hello, and how many were closed to
+// make room for newer ones.
+func (s *Server) HalfOpen() (conns int, closed uint64) { return s.hellos.Counts() }
+
 // Stats returns the counters.
 func (s *Server) Stats() ServerStats {
 	s.mu.Lock()

@@ -19,7 +19,12 @@
 // # Trust
 //
 // With TLS both sides present certificates (the caller's tls.Config demands them),
-// and Config.Verify ties the node id of the Hello to one. What comes in before a
-// Hello is bounded in size, time and count; garbage on the port costs one closed
-// connection and one line of log a second.
+// and Config.Verify ties the node id of the Hello to one. Config.Admit says which nodes may
+// dial, and Config.CheckHello what they may say, before anything is kept of them; Review
+// asks again. What comes in before a Hello is bounded in size, time and count, and when
+// there is too much of it the oldest goes (package halfopen), so that a flood keeps nobody
+// out; garbage on the port costs one closed connection and one line of log a second.
+//
+// What waits for a peer that does not read is bounded in messages and bytes; one more
+// ends the connection.
 package wire
