@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/tierd/tierd/host/halfopen"
 )
 
 // Limits of the HTTP port, which serves small documents to a scraper and to probes.
@@ -16,7 +18,38 @@ const (
 	httpReadTimeout    = 5 * time.Second
 	httpWriteTimeout   = 10 * time.Second
 	httpIdleTimeout    = time.Minute
+	// httpConnsMax: a scraper or two, probes, and a person. One more ends the oldest of the
+	// address that has the most.
+	httpConnsMax           = 128
+	httpConnsPerAddressMax = 32
 )
+
+// fairListener bounds the connections of a port.
+type fairListener struct {
+	net.Listener
+	open *halfopen.Set
+}
+
+// Accept implements net.Listener.
+func (l fairListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	e, _ := l.open.Add(halfopen.From(c.RemoteAddr()), func() { c.Close() })
+	return fairConn{c, e}, nil
+}
+
+type fairConn struct {
+	net.Conn
+	entry *halfopen.Entry
+}
+
+// Close implements net.Conn.
+func (c fairConn) Close() error {
+	c.entry.Done()
+	return c.Conn.Close()
+}
 
 // newHTTP returns the server of metrics and probes.
 //
@@ -53,7 +86,7 @@ func (n *Node) openHTTP(context.Context) error {
 	n.http, n.httpEnded = n.newHTTP(), make(chan struct{})
 	go func() {
 		defer close(n.httpEnded)
-		if err := n.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := n.http.Serve(fairListener{l, halfopen.New(httpConnsPerAddressMax, httpConnsMax, 0)}); !errors.Is(err, http.ErrServerClosed) {
 			n.log.Error("the http port stopped", "error", err)
 		}
 	}()

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -204,4 +205,45 @@ func TestInsecureWarns(t *testing.T) {
 	log := &logTo{}
 	startLogged(t, "n", unjudged, log)
 	require.False(t, said(log, "insecure is true"))
+}
+
+// TestSilentConnections: a thousand connections that say nothing, on each port of a node,
+// are held in number, and requests, probes and new peers go on meanwhile.
+func TestSilentConnections(t *testing.T) {
+	producer, consumer := pair(t)
+	p, c := attach(t, producer), attach(t, consumer)
+	before := descriptors(t)
+	const each = 1000
+	a := producer.Addresses()
+	for _, addr := range []string{a.Peer, a.Data, a.HTTP} {
+		for range each {
+			conn, err := net.Dial("tcp", addr)
+			require.NoError(t, err)
+			t.Cleanup(func() { conn.Close() })
+		}
+	}
+	held := descriptors(t) - before - 3*each // those of the node
+	require.LessOrEqual(t, held, 64+transfer.DefaultHellosPerAddressMax+httpConnsPerAddressMax+16)
+	var slowest time.Duration
+	for k := range 20 {
+		p.fresh()
+		c.fresh()
+		id := fmt.Sprint("s", k)
+		x := text{id, 200}
+		p.produce(id, x, enginepb.Leg_PD)
+		began := time.Now()
+		r := c.beginConsumer(id, x, enginepb.Leg_PD)
+		hit(t, r, r.load())
+		r.finish()
+		slowest = max(slowest, time.Since(began))
+	}
+	status, _ := get(t, "http://"+a.HTTP+"/readyz")
+	require.Equal(t, 200, status)
+	began := time.Now()
+	third := startNode(t, "third", withPeer("producer", a.Peer))
+	ready(t, third, "producer")
+	t.Logf("%d silent connections hold %d descriptors of the node; slowest of 20 requests %v; a new peer is ready after %v", 3*each, held, slowest, time.Since(began))
+	_, body := get(t, "http://"+a.HTTP+"/metrics")
+	require.Regexp(t, `tierd_half_open_closed_connections_total\{port="control"\} [1-9]`, body)
+	require.Regexp(t, `tierd_half_open_closed_connections_total\{port="data"\} [1-9]`, body)
 }

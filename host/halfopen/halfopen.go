@@ -58,7 +58,7 @@ type Set struct {
 }
 
 // New returns an empty set: at most perAddressMax entries of one address, totalMax in
-// all, each for at most within.
+// all, each for at most within, or as long as it likes when within is 0.
 func New(perAddressMax, totalMax int, within time.Duration) *Set {
 	return &Set{perAddressMax: perAddressMax, totalMax: totalMax, within: within, by: map[netip.Addr][]*Entry{}}
 }
@@ -93,17 +93,25 @@ func (s *Set) Add(from netip.Addr, end func()) (e *Entry, pushed bool) {
 	e = &Entry{set: s, from: from, order: s.order, end: end, in: true}
 	s.by[from] = append(s.by[from], e)
 	s.count++
-	e.timer = time.AfterFunc(s.within, func() {
-		if e.leave() {
-			end()
-		}
-	})
+	if s.within > 0 {
+		e.timer = time.AfterFunc(s.within, func() {
+			if e.leave() {
+				end()
+			}
+		})
+	}
 	s.mu.Unlock()
 	if out != nil {
-		out.timer.Stop()
+		out.stop()
 		out.end()
 	}
 	return e, out != nil
+}
+
+func (e *Entry) stop() {
+	if e.timer != nil {
+		e.timer.Stop()
+	}
 }
 
 // crowd returns the oldest entry of the address that has the most; of two that have as
@@ -149,7 +157,7 @@ func (e *Entry) leave() bool {
 // Done takes the entry out: it has said who it is, or has ended. It reports false when it
 // was ended to make room, or for its age.
 func (e *Entry) Done() bool {
-	e.timer.Stop()
+	e.stop()
 	return e.leave()
 }
 

@@ -405,6 +405,24 @@ func TestHelloRefused(t *testing.T) {
 
 // TestProtocolVersions: the highest common version wins; none is a refusal with both
 // ranges.
+// What the edge refuses ends like any refused hello: the peer hears why, and jobs that
+// wait are answered; afterwards, or without a hello awaited, it is nothing.
+func TestRefuseHello(t *testing.T) {
+	s := newSolo(t)
+	s.Connected(0)
+	s.Demand(0, testDemand(2, time.Second))
+	s.RefuseHello(0, "data_address x:1 is not its own")
+	refused := sent[*sessionpb.HelloRefused](s)
+	require.Len(t, refused, 1)
+	require.Equal(t, "data_address x:1 is not its own", refused[0].Reason)
+	require.Equal(t, Suspect, s.State())
+	s.RefuseHello(0, "again")
+	require.Empty(t, sent[*sessionpb.HelloRefused](s))
+	up := newSolo(t).up()
+	up.RefuseHello(0, "late")
+	require.Equal(t, Ready, up.State())
+}
+
 func TestProtocolVersions(t *testing.T) {
 	span := func(lo, hi uint32) *sessionpb.Hello { return &sessionpb.Hello{ProtocolMin: lo, ProtocolMax: hi} }
 	v, d := negotiate(span(1, 3), span(2, 5))

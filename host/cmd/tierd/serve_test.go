@@ -100,9 +100,9 @@ func TestServe(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 	require.Equal(t, 200, resp.StatusCode)
 
-	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"log_level: debug\npeers: [{id: b, control: '127.0.0.1:1'}]\n"), 0o600))
+	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"log_level: debug\npeers: [{id: b, control: '127.0.0.1:1'}]\npeer_cidrs: [10.0.0.0/8, 10.1.0.7/32, 'fd00::/8']\n"), 0o600))
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "peers=1 log_level=debug") }, time.Minute, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "peers=1 log_level=debug peer_cidrs=3") }, time.Minute, 5*time.Millisecond)
 	require.NotContains(t, log.String(), "after a restart")
 	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(nodeFile, "1048576", "2097152", 1)+"bounds: {engines: 2}\n"), 0o600))
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
