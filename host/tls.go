@@ -27,6 +27,8 @@ const (
 	// certSettled is the age from which a file's time stamp is believed to change with
 	// every write: clocks of file systems tick in steps of up to a second or two.
 	certSettled = 3 * time.Second
+	// certFileBytesMax: a bundle of some hundred authorities has that much.
+	certFileBytesMax = 1 << 20
 )
 
 // certFiles are the PEM files of mutual TLS. They are looked at at every handshake and
@@ -80,6 +82,9 @@ func (f *certFiles) look() (s [3]stamp, settled bool, err error) {
 		if err != nil {
 			return s, false, fmt.Errorf("tls.%s is %s: %w", certKeys[i], name, cause(err))
 		}
+		if !st.Mode().IsRegular() {
+			return s, false, fmt.Errorf("tls.%s is %s, which is no file", certKeys[i], name) // a pipe would hold up every handshake
+		}
 		s[i].size = st.Size()
 		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
 			s[i].inode, s[i].modified, s[i].since = sys.Ino, sys.Mtim, sys.Ctim
@@ -94,7 +99,7 @@ var certKeys = [3]string{"cert", "key", "ca"}
 func (f *certFiles) read() (*certs, error) {
 	in := &certs{pool: x509.NewCertPool()}
 	for i, name := range f.names {
-		b, err := os.ReadFile(name)
+		b, err := config.ReadAtMost(name, certFileBytesMax)
 		if err != nil {
 			return nil, fmt.Errorf("tls.%s is %s: %w", certKeys[i], name, cause(err))
 		}

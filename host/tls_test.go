@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -237,8 +238,13 @@ func TestFilesChange(t *testing.T) {
 		"half a certificate":                   func() { b := read(next.Cert); write(c.Cert, b[:len(b)/2]) },
 		"half a chain":                         func() { b := read(next.Cert); write(c.Cert, append(b, b[:len(b)/2]...)); write(c.Key, read(next.Key)) },
 		"an empty key":                         func() { write(c.Key, nil) },
-		"no certificate":                       func() { require.NoError(t, os.Remove(c.Cert)) },
-		"half an authority":                    func() { b := read(c.CA); write(c.CA, append(b, b[:len(b)/2]...)) },
+		"a pipe": func() {
+			require.NoError(t, os.Remove(c.Key))
+			require.NoError(t, syscall.Mkfifo(c.Key, 0o600))
+		},
+		"a file without end": func() { write(c.CA, make([]byte, certFileBytesMax+1)) },
+		"no certificate":     func() { require.NoError(t, os.Remove(c.Cert)) },
+		"half an authority":  func() { b := read(c.CA); write(c.CA, append(b, b[:len(b)/2]...)) },
 	} {
 		cert, key, ca := read(c.Cert), read(c.Key), read(c.CA)
 		lines := strings.Count(log.String(), "cannot be used")
@@ -247,6 +253,7 @@ func TestFilesChange(t *testing.T) {
 			require.Equal(t, "two", name(), what)
 		}
 		require.Equal(t, lines+1, strings.Count(log.String(), "cannot be used"), what)
+		require.NoError(t, os.RemoveAll(c.Key))
 		write(c.Cert, cert)
 		write(c.Key, key)
 		write(c.CA, ca)
