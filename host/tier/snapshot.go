@@ -33,6 +33,9 @@ type PinCount struct {
 	Owner Owner
 	Kind  PinKind
 	Count int
+	// Bytes of the slots: their content of a read pin, their whole room of the others.
+	// A slot that two pins keep is counted twice.
+	Bytes int64
 	// OldestAge is how long the oldest of them has been held.
 	OldestAge time.Duration
 }
@@ -68,7 +71,7 @@ func (p *Primary) Snapshot() Snapshot {
 	}
 	now := p.now()
 	at := map[group]int{}
-	add := func(o Owner, k PinKind, since time.Time) {
+	add := func(o Owner, k PinKind, bytes int64, since time.Time) {
 		i, ok := at[group{o, k}]
 		if !ok {
 			i = len(s.Pins)
@@ -76,18 +79,19 @@ func (p *Primary) Snapshot() Snapshot {
 			s.Pins = append(s.Pins, PinCount{Owner: o, Kind: k})
 		}
 		s.Pins[i].Count++
+		s.Pins[i].Bytes += bytes
 		s.Pins[i].OldestAge = max(s.Pins[i].OldestAge, now.Sub(since))
 	}
 	for _, pn := range p.pins {
-		add(pn.owner, PinRead, pn.since)
+		add(pn.owner, PinRead, p.slots[pn.slot].bytes, pn.since)
 	}
 	for i := range p.slots {
 		sl := &p.slots[i]
 		if sl.state == slotWriting {
-			add(sl.owner, PinWrite, sl.since)
+			add(sl.owner, PinWrite, p.slotBytes, sl.since)
 		}
 		if sl.grabbed {
-			add(sl.owner, PinGrab, sl.grabbedT)
+			add(sl.owner, PinGrab, p.slotBytes, sl.grabbedT)
 		}
 	}
 	slices.SortFunc(s.Pins, func(a, b PinCount) int {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"github.com/tierd/tierd/host/build"
 	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/tryout"
 	"github.com/tierd/tierd/registry"
@@ -58,7 +59,7 @@ func (e *evidenceArgs) files() [][2]string {
 // being written.
 func (e *evidenceArgs) prepare(cmd *cobra.Command, target string, plugin bool, a *checkArgs) error {
 	e.json, e.target, e.plugin, e.printed = a.asJSON, target, plugin, a.printDeployment
-	b := thisBuild()
+	b := build.This()
 	e.version, e.command = b.String(), commandLine(cmd.Flags(), target)
 	switch {
 	case !slices.Contains([]string{"auto", "always", "never"}, e.color):

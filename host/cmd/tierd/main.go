@@ -22,6 +22,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/tierd/tierd/registry/deploy/strictyaml"
+
+	"github.com/tierd/tierd/host/build"
 )
 
 // commands are the subcommands, each from its own file.
@@ -59,7 +61,7 @@ func run(args []string) int {
 }
 
 func rootCommand() *cobra.Command {
-	b := thisBuild()
+	b := build.This()
 	root := &cobra.Command{
 		Use:     "tierd",
 		Version: b.String(), // for --version

@@ -3,34 +3,19 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"runtime/debug"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-func TestVersionNamesTheRevision(t *testing.T) {
-	settings := func(modified string) []debug.BuildSetting {
-		return []debug.BuildSetting{{Key: "vcs.revision", Value: "c1fa94f"}, {Key: "vcs.modified", Value: modified}}
-	}
-	for want, info := range map[string]*debug.BuildInfo{
-		"(devel) of revision c1fa94f":           {Main: debug.Module{Version: "(devel)"}, Settings: settings("false")},
-		"(devel) of revision c1fa94f, modified": {Main: debug.Module{Version: "(devel)"}, Settings: settings("true")},
-		"(devel) of an unknown revision":        {Main: debug.Module{Version: "(devel)"}},
-		"v1.2.3":                                {Main: debug.Module{Version: "v1.2.3"}, Settings: settings("false")},
-	} {
-		var b build
-		b.source(info)
-		require.Equal(t, want, b.String())
-	}
-}
+	"github.com/tierd/tierd/host/build"
+)
 
 func TestVersionAsJSON(t *testing.T) {
 	var out bytes.Buffer
-	require.NoError(t, printVersion(&out, thisBuild(), true))
-	var back build
+	require.NoError(t, printVersion(&out, build.This(), true))
+	var back build.Info
 	require.NoError(t, json.Unmarshal(out.Bytes(), &back))
-	require.Equal(t, thisBuild(), back)
+	require.Equal(t, build.This(), back)
 	require.NotEmpty(t, back.Version)
 	require.Regexp(t, "^sha256:", back.ShippedRules)
 }
