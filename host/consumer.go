@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -147,7 +148,7 @@ func (c *consumer) tryPlan(ctx context.Context, peer string) bool {
 	p, err := c.plan(ctx, peer)
 	if err != nil {
 		c.note = fmt.Sprintf("no plan: %v", err)
-		c.node.log.Error("a consumer's request could not be planned; it computes everything itself", "request", c.name, "error", err)
+		c.node.faults.Log(slog.LevelError, "plan", err.Error(), "a consumer's request could not be planned; it computes everything itself", "request", c.name, "error", err)
 		return true
 	}
 	wants := c.wantsOf(p.demand)
@@ -311,6 +312,7 @@ func (c *consumer) probe(ctx context.Context, p *plan.Planner, peer string, own 
 func (c *consumer) lookupPeer(ctx context.Context, peer string, ask []plan.Ref, known []abi.States) error {
 	n := c.node
 	began := time.Now()
+	defer n.open.begin(metrics.WaitLookup)()
 	pieces := slices.Collect(slices.Chunk(ask, n.keysMax))
 	answers, errs := make([]abi.States, len(pieces)), make([]error, len(pieces))
 	var wg sync.WaitGroup
@@ -326,6 +328,9 @@ func (c *consumer) lookupPeer(ctx context.Context, peer string, ask []plan.Ref, 
 	err := errors.Join(errs...)
 	n.metrics.Waits.WithLabelValues("lookup", lookupOutcome(err)).Inc()
 	if err != nil {
+		if ctx.Err() == nil { // else the engine gave up
+			n.faults.Log(slog.LevelWarn, "lookup", peer, "a lookup has no answer; the request is planned without the peer", "peer", peer, "error", err, "request", c.name, "chunks", n.chunksText(ask))
+		}
 		return fmt.Errorf("lookup at peer %s: %w", peer, err)
 	}
 	for i, piece := range pieces {
@@ -417,7 +422,7 @@ func (c *consumer) fetch(peer string, missing []*want) {
 }
 
 func (c *consumer) demand(peer string, piece []*want) {
-	f := &fetch{c: c, wants: piece, began: time.Now()}
+	f := &fetch{c: c, wants: piece, began: time.Now(), endWait: c.node.open.begin(metrics.WaitTransfer)}
 	req := wire.DemandRequest{
 		DemandRequest: session.DemandRequest{
 			TransferID: c.transfer, RequestID: c.name, Leg: c.leg, Timeout: max(1, time.Until(c.deadline)),
@@ -430,6 +435,7 @@ func (c *consumer) demand(peer string, piece []*want) {
 		req.Keys[i], req.Slots[i], req.Epochs[i] = session.Key(w.key), w.slot.Index, w.slot.Epoch
 	}
 	if _, err := c.node.peers.Demand(c.ctx, peer, req); err != nil {
+		f.endWait()
 		for _, w := range piece {
 			c.lost(w, failure{metrics.CausePeer, err.Error()})
 		}
@@ -451,7 +457,7 @@ func (c *consumer) awaitOthers(peer string, writing []*want) {
 	ctx, cancel := context.WithDeadline(c.ctx, limit)
 	defer cancel()
 	var late []*want
-	outcome := "ok"
+	outcome, endWait := "ok", n.open.begin(metrics.WaitPending)
 	for _, w := range writing {
 		ref, err := n.awaitReadable(ctx, c.owner, w.key)
 		switch {
@@ -468,7 +474,8 @@ func (c *consumer) awaitOthers(peer string, writing []*want) {
 			late = append(late, w)
 		}
 	}
-	n.metrics.Waits.WithLabelValues("pending", outcome).Inc()
+	endWait()
+	n.metrics.Waits.WithLabelValues(metrics.WaitPending, outcome).Inc()
 	if len(late) == 0 {
 		return
 	}
@@ -568,7 +575,7 @@ func (c *consumer) giveUp() {
 	if len(stuck) == 0 {
 		return
 	}
-	c.node.log.Error("waits had no end at the request's deadline; they are ended now", "request", c.name, "peer", c.peer, "chunks", len(stuck))
+	c.node.faults.Log(slog.LevelError, "no-end", c.peer, "waits had no end at the request's deadline; they are ended now", "request", c.name, "peer", c.peer, "chunks", len(stuck))
 	for _, w := range stuck {
 		c.lost(w, failure{metrics.CauseDeadline, "no word from the session, long after the request's deadline"})
 	}
@@ -587,6 +594,9 @@ func (c *consumer) settleLocked() {
 	select {
 	case <-c.settled:
 	default:
+		if slices.ContainsFunc(c.demanded(), func(w *want) bool { return w.fail.cause != "" }) {
+			c.wg.Go(c.tellFaults)
+		}
 		close(c.settled)
 	}
 }
@@ -615,7 +625,7 @@ func (c *consumer) fallBack() {
 	c.mu.Lock()
 	c.open-- // what settleLocked has added
 	if err != nil {
-		c.node.log.Info("no second plan after a chunk that was being written did not come", "request", c.name, "error", err)
+		c.node.faults.Log(slog.LevelInfo, "second-plan", c.from, "no second plan after a chunk that was being written did not come", "request", c.name, "error", err)
 		for _, w := range again { // take pins before it finds no room
 			c.node.letGo(w.hold)
 			w.hold = hold{}
@@ -854,10 +864,12 @@ func (c *consumer) spoiled(w *want, err error) {
 	switch {
 	case errors.As(err, &mismatch):
 		f.cause = metrics.CauseChecksum
-		c.node.log.Error("a chunk in the slab is not what was stored; it is dropped", "key", w.key, "error", err)
+		c.node.tellWrong("slab", "", w.key, err, "group", c.node.groups[w.ref.Group].name, "chunk", w.ref.Chunk, "request", c.name)
 		c.node.distrust(w.hold)
 	case c.ctx.Err() != nil:
 		f = c.interrupted()
+	default:
+		c.node.faults.Log(slog.LevelWarn, f.cause, c.owner.ID, "a chunk could not be copied to the engine", "error", err, "chunks", c.node.chunksText([]plan.Ref{w.ref}), "request", c.name)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -923,7 +935,7 @@ func (c *consumer) Finish(f engine.Finish) *enginepb.FinishReply {
 	}
 	c.mu.Unlock()
 	if pins, writes := c.node.tier.Release(c.owner); pins+writes > 0 {
-		c.node.log.Error("a consumer's end left slots behind; they are released", "request", c.name, "pins", pins, "writes", writes)
+		c.node.faults.Log(slog.LevelError, "left-behind", c.owner.ID, "a consumer's end left slots behind; they are released", "request", c.name, "pins", pins, "writes", writes)
 	}
 	if f.Abort {
 		result = "aborted"

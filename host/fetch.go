@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
+	"github.com/tierd/tierd/host/metrics"
 	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/sessionpb"
 	"github.com/tierd/tierd/host/tier"
@@ -116,7 +118,7 @@ func (n *Node) connectData(peer, address string, token transfer.Token, number ui
 		case !current:
 			return
 		}
-		n.log.Warn("no data connection to peer, retrying", "peer", peer, "address", address, "error", err)
+		n.faults.Log(slog.LevelWarn, "data-connection", peer, "no data connection to peer, retrying", "peer", peer, "address", address, "error", err)
 		select {
 		case <-n.life.Done():
 			return
@@ -181,6 +183,8 @@ type fetch struct {
 	c     *consumer
 	wants []*want // in the order of the demand
 	began time.Time
+	// endWait ends it in the node's waits in work.
+	endWait func()
 }
 
 // arrived takes up one chunk. The session hears of it after it is readable.
@@ -197,7 +201,7 @@ func (f *fetch) arrived(peer string, id session.JobID, i int, sum uint32, err er
 	var mismatch *transfer.ErrChecksum
 	if errors.As(err, &mismatch) {
 		n.metrics.Checksum.WithLabelValues("wire").Inc()
-		n.log.Error("a chunk arrived with other bytes than were sent", "peer", peer, "key", w.key, "error", err)
+		n.tellWrong("wire", peer, w.key, err, "group", n.groups[w.ref.Group].name, "chunk", w.ref.Chunk, "request", f.c.name)
 		n.peers.Arrived(peer, id, i, session.Checksum, err.Error())
 		return
 	}
@@ -219,7 +223,8 @@ func (f *fetch) done(peer string, id session.JobID, results []session.Result) {
 	n.mu.Lock()
 	delete(n.fetches, peerJob{peer, id})
 	n.mu.Unlock()
-	n.metrics.Waits.WithLabelValues("transfer", outcomeOf(results)).Inc()
+	f.endWait()
+	n.metrics.Waits.WithLabelValues(metrics.WaitTransfer, outcomeOf(results)).Inc()
 	n.metrics.TransferSeconds.Observe(time.Since(f.began).Seconds())
 	for i, r := range results {
 		f.c.lost(f.wants[i], failureOf(r))

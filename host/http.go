@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tierd/tierd/host/halfopen"
+	"github.com/tierd/tierd/host/status"
 )
 
 // Limits of the HTTP port, which serves small documents to a scraper and to probes.
@@ -57,6 +58,7 @@ func (c fairConn) Close() error {
 //	/healthz   200 while the process runs, also while it checks its deployment
 //	/readyz    200 while the engine socket is open and the rules are accepted, else 503
 //	           with the reason; the state of peers never matters
+//	/statusz   the node's status as JSON, see package status; for this machine only
 func (n *Node) newHTTP() *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", n.metrics.Handler())
@@ -69,6 +71,7 @@ func (n *Node) newHTTP() *http.Server {
 		fmt.Fprintf(w, "ready: deployment %s is %s, engine socket %s is open\n",
 			n.entry.Deployment.Model, n.entry.Verdict.Verdict, n.cfg.EngineSocket)
 	})
+	mux.HandleFunc("GET "+status.Path, n.serveStatus)
 	return &http.Server{
 		Handler: mux, MaxHeaderBytes: httpHeaderBytesMax, ReadTimeout: httpReadTimeout, WriteTimeout: httpWriteTimeout, IdleTimeout: httpIdleTimeout,
 		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug),
@@ -91,7 +94,7 @@ func (n *Node) openHTTP(context.Context) error {
 		}
 	}()
 	n.onClose(n.stopHTTP)
-	return nil
+	return n.tellAddress()
 }
 
 // httpStopWithin is how long a scrape in work may take once everything else has stopped.

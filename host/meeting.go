@@ -68,7 +68,8 @@ func (m *meeting) carry(e join.Effect) {
 	}
 }
 
-// logFinished says what did not meet. A transfer in which everything met is no news.
+// logFinished says what did not meet, for a few transfers a minute: the counters have them
+// all. A transfer in which everything met is no news.
 func (m *meeting) logFinished(e *join.Finished) {
 	level := slog.LevelDebug
 	var demanded, supplied, transferred, unmatched int
@@ -79,7 +80,7 @@ func (m *meeting) logFinished(e *join.Finished) {
 	if unmatched > 0 {
 		level = slog.LevelInfo
 	}
-	m.node.log.Log(m.node.life, level, "transfer finished", "transfer", e.Transfer, "leg", e.Leg,
+	m.node.faults.Log(level, "transfer", e.Transfer, "transfer finished", "transfer", e.Transfer, "leg", e.Leg,
 		"demanded", demanded, "supplied", supplied, "transferred", transferred, "unmatched", unmatched)
 }
 

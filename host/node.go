@@ -21,10 +21,12 @@ import (
 
 	"github.com/tierd/tierd/gpu"
 	"github.com/tierd/tierd/host/admit"
+	"github.com/tierd/tierd/host/build"
 	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/join"
+	"github.com/tierd/tierd/host/limitlog"
 	"github.com/tierd/tierd/host/metrics"
 	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/sessionpb"
@@ -93,6 +95,13 @@ type Node struct {
 	deployment  []byte // the file
 	deployed    *deploy.Deployment
 	stage       atomic.Int32
+	began       time.Time
+	boot        uint64
+	faults      *limitlog.Log // lines that a fault may cause in each request
+	open        openWaits
+	hasTier     atomic.Bool  // tier is set, for status and metrics, which are read before
+	judged      atomic.Bool  // entry is set
+	opened      atomic.Bool  // so are peers, meeting and engines
 	percent     atomic.Int64 // of the check
 	tier        *tier.Primary
 	device      gpu.Device
@@ -157,8 +166,20 @@ func (n *Node) openMetrics() {
 	for i := range n.groups {
 		names[i] = n.groups[i].name
 	}
-	n.metrics = metrics.New(names, []string{legPD, legProbe})
+	n.metrics = metrics.New(names, allLegs)
+	n.metrics.Register(metrics.Tier{Snapshot: n.tierSnapshot, Owners: owners})
+	n.metrics.Register(metrics.Peers{Status: n.peersStatus, Legs: allLegs, Allowed: func(s *wire.PeerStatus, leg string) bool { return n.legRefused(s, leg) == "" }})
+	n.metrics.Register(metrics.OpenWaits(n.open.of))
+	b := build.This()
+	n.metrics.Register(metrics.Info{Version: b.String(), Go: b.Go, Verdict: n.verdictInfo})
 	n.metrics.Register(metrics.Gauges{
+		"ready": func() float64 {
+			if n.Ready() {
+				return 1
+			}
+			return 0
+		},
+		"check_done_ratio":   func() float64 { _, percent := n.state(); return float64(percent) / 100 },
 		"engines_attached":   func() float64 { e, _ := n.counts(); return float64(e) },
 		"requests_live":      func() float64 { _, r := n.counts(); return float64(r) },
 		"parked_bytes":       func() float64 { return float64(n.meetingStatus().ParkedBytes) },
@@ -170,14 +191,14 @@ func (n *Node) openMetrics() {
 }
 
 func (n *Node) counts() (engines, requests int) {
-	if n.ready.Load() {
+	if n.opened.Load() {
 		return n.engines.Counts()
 	}
 	return 0, 0
 }
 
 func (n *Node) meetingStatus() (s join.Status) {
-	if n.ready.Load() {
+	if n.opened.Load() {
 		return n.meeting.status()
 	}
 	return s
@@ -232,7 +253,6 @@ func (n *Node) openPeers(context.Context) error {
 		return err
 	}
 	n.onClose(n.closePeers)
-	n.metrics.Register(metrics.Peers{Status: n.peers.Status})
 	n.metrics.Register(metrics.Ports{Control: n.peers.HalfOpen, Data: n.data.HalfOpen})
 	n.wg.Go(func() {
 		if err := n.peers.Serve(n.control); err != nil && !errors.Is(err, wire.ErrClosed) {
@@ -339,7 +359,7 @@ func (n *Node) hello() (*sessionpb.Hello, error) {
 		return nil, err
 	}
 	return &sessionpb.Hello{
-		NodeId: n.cfg.NodeID, BootId: bootID(), Layout: layout, RulesDigest: rules, DeploymentDigest: deployment,
+		NodeId: n.cfg.NodeID, BootId: n.boot, Layout: layout, RulesDigest: rules, DeploymentDigest: deployment,
 		Caps:      &sessionpb.Caps{MaxTokens: d.MaxTokens, MaxStoreTokens: d.MaxStoreTokens, Roles: d.Roles, Legs: d.Legs},
 		SlotBytes: uint64(n.tier.SlotBytes()), DataAddress: n.dataAddress(),
 	}, nil
@@ -515,7 +535,7 @@ func (n *Node) Close(ctx context.Context) {
 	if !n.ready.Swap(false) {
 		return
 	}
-	n.stage.Store(stageStopping)
+	n.stage.Store(stageDraining)
 	ctx, cancel := context.WithTimeout(ctx, n.waits.drain)
 	defer cancel()
 	n.log.Info("draining")

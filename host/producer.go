@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 
@@ -225,7 +226,7 @@ func (p *producer) take(s engine.Step) ([]work, error) {
 // breakDown notes that the machine's state cannot be trusted after a rule's error.
 func (p *producer) breakDown(err error) error {
 	p.broken = err
-	p.node.log.Error("a rule failed in a producer's step; the request supplies nothing more", "request", p.name, "error", err)
+	p.node.faults.Log(slog.LevelError, "plan", err.Error(), "a rule failed in a producer's step; the request supplies nothing more", "request", p.name, "error", err)
 	return status.Errorf(codes.Internal, "request %q: %v; finish it with abort", p.name, err)
 }
 
@@ -477,7 +478,7 @@ func (p *producer) Finish(f engine.Finish) *enginepb.FinishReply {
 	result := "ok"
 	if fx, err := p.end(f); err != nil {
 		result = "failed"
-		p.node.log.Error("the end of a producer could not be planned; it supplies nothing more", "request", p.name, "error", err)
+		p.node.faults.Log(slog.LevelError, "plan", err.Error(), "the end of a producer could not be planned; it supplies nothing more", "request", p.name, "error", err)
 	} else {
 		w := p.resolve(&fx)
 		p.finishWork(&w)

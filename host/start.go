@@ -11,15 +11,18 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/tierd/tierd/gpu/mem"
 	"github.com/tierd/tierd/gpu/shm"
 	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/engine"
+	"github.com/tierd/tierd/host/limitlog"
 	"github.com/tierd/tierd/host/lockfile"
 	"github.com/tierd/tierd/host/metrics"
 	"github.com/tierd/tierd/host/rules"
 	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/status"
 	"github.com/tierd/tierd/host/tier"
 	"github.com/tierd/tierd/host/transfer"
 	"github.com/tierd/tierd/registry"
@@ -34,6 +37,7 @@ import (
 const (
 	stageStarting int32 = iota
 	stageChecking
+	stageDraining
 	stageStopping
 )
 
@@ -96,6 +100,7 @@ func start(ctx context.Context, cfg *config.Config, log *slog.Logger, judge regi
 	n := &Node{
 		cfg: cfg, log: log, judge: judge, configured: map[string]bool{}, links: map[string]*link{},
 		servings: map[peerJob]*serving{}, fetches: map[peerJob]*fetch{}, tokens: map[string]transfer.Token{},
+		began: time.Now(), boot: bootID(), faults: limitlog.New(log),
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	// What can fail at once comes before the check, which may take a minute. Nothing is
@@ -138,6 +143,7 @@ func (n *Node) unwind() {
 		n.closers[i]()
 	}
 	n.closers = nil
+	n.faults.Close()
 }
 
 // notReady says why the node is not ready.
@@ -145,6 +151,8 @@ func (n *Node) notReady() string {
 	switch n.stage.Load() {
 	case stageChecking:
 		return fmt.Sprintf("checking deployment %s: %d %%", n.deployed.Model, n.percent.Load())
+	case stageDraining:
+		return "draining"
 	case stageStopping:
 		return "stopping"
 	}
@@ -197,7 +205,9 @@ func (n *Node) openState(context.Context) error {
 		return cfg.Errorf("state_dir is %s: %w; let user %d write to it, or choose another directory", cfg.StateDir, err, os.Geteuid())
 	}
 	n.onClose(func() { n.closed("state_dir's lock", lock.Release()) })
-	os.Remove(filepath.Join(cfg.StateDir, addressesFile)) // of a daemon that was killed
+	for _, stale := range []string{addressesFile, status.AddressFile} { // of a daemon that was killed
+		os.Remove(filepath.Join(cfg.StateDir, stale))
+	}
 	d := &cfg.Deadlines
 	n.waits = waits{
 		request: config.Millis(d.RequestMS), lookup: config.Millis(d.LookupMS), connect: config.Millis(d.ConnectMS),
@@ -246,8 +256,8 @@ func (n *Node) openMemory(context.Context) error {
 		return n.cfg.Errorf("slab_bytes is %d, slab_dir is %s: %w", n.cfg.SlabBytes, n.cfg.SlabDir, err)
 	}
 	n.tier = t
+	n.hasTier.Store(true)
 	n.onClose(func() { n.closed("the slab", t.Close()) })
-	n.metrics.Register(metrics.Tier{Snapshot: t.Snapshot, Owners: []string{ownerRequest, ownerProduce, ownerPeer}})
 	n.addresses.Slab = t.Export().Path
 	stale, _ := filepath.Glob(filepath.Join(dir, "tierd-region-*"))
 	for _, path := range stale {
@@ -355,6 +365,8 @@ func (n *Node) register(ctx context.Context) error {
 		return err
 	}
 	n.entry = entry
+	n.judged.Store(true)
+	n.stage.Store(stageStarting) // what is left of it
 	n.onClose(func() { n.closed("the rules", closeRules()) })
 	v := n.entry.Verdict
 	n.log.Info("rules accepted", "deployment", n.deployed.Model, "verdict_reused", v.Reused, "certified_by", v.Certificate, "cases", v.Cases, "seconds", v.Seconds)
@@ -409,6 +421,7 @@ func (n *Node) announce(context.Context) error {
 	}
 	path := filepath.Join(n.cfg.StateDir, addressesFile)
 	n.onClose(func() { os.Remove(path) }) // while state_dir's lock is held: it is not another daemon's
+	n.opened.Store(true)
 	n.ready.Store(true)
 	if err := WriteFile(path, append(data, '\n')); err != nil {
 		return n.cfg.Errorf("state_dir is %s: %w; make room in it, or choose another directory", n.cfg.StateDir, err)

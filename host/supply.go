@@ -59,6 +59,7 @@ func (s sessions) OnDemand(peer string, j session.Job) {
 	n.mu.Lock()
 	n.servings[peerJob{peer, j.ID}] = v
 	n.mu.Unlock()
+	n.peerDemanded(&j)
 	if j.Leg != session.LegProbe {
 		n.meeting.demand(peer, j)
 		return
@@ -204,7 +205,7 @@ func (v *serving) push(indices []uint32, holds []hold) {
 				continue
 			}
 			if err := h.verify(); err != nil {
-				n.log.Error("a chunk in the slab is not what was stored; it is dropped", "key", tier.Key(v.job.Keys[i]), "error", err)
+				n.tellWrong("slab", v.peer, tier.Key(v.job.Keys[i]), err, "group", n.peerGroup(&v.job.Keys[i]), "transfer", v.job.TransferID)
 				n.distrust(h)
 				n.peers.Pushed(v.peer, v.job.ID, int(i), session.Checksum, err.Error())
 				continue
@@ -248,6 +249,7 @@ func (s sessions) OnJobEnd(peer string, id session.JobID, results []session.Resu
 		return
 	}
 	v.stop()
+	n.peerEnded(&v.job, results)
 	n.wg.Go(func() {
 		v.wg.Wait()
 		if v.job.Leg == session.LegProbe {

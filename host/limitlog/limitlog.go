@@ -48,9 +48,9 @@ type window struct {
 func New(l *slog.Logger) *Log { return &Log{log: l, causes: map[string]*window{}} }
 
 // Log writes a line of a fault, or counts it. A level that the logger does not write is
-// neither.
+// neither, and one below Info is not limited: who asks for it wants to see it all.
 func (l *Log) Log(level slog.Level, cause, fault, msg string, args ...any) {
-	if !l.log.Enabled(context.Background(), level) || !l.admit(level, cause, fault) {
+	if !l.log.Enabled(context.Background(), level) || level >= slog.LevelInfo && !l.admit(level, cause, fault) {
 		return
 	}
 	l.log.Log(context.Background(), level, msg, append([]any{"cause", cause}, args...)...)

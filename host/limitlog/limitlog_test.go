@@ -72,4 +72,10 @@ func TestNotWritten(t *testing.T) {
 	}
 	l.Close()
 	require.Empty(t, b.String())
+	l = logger(&b, slog.LevelDebug)
+	for range 100 {
+		l.Log(slog.LevelDebug, "aborted", "x", "given up")
+	}
+	l.Close()
+	require.Equal(t, 100, strings.Count(b.String(), "\n"), "below Info nothing is left out")
 }

@@ -32,6 +32,9 @@
 //	tierd_transferred_chunks_total{group,leg}    what arrived from peers, verified and readable
 //	tierd_unmatched_chunks_total{group,leg,cause} demand that ended without its bytes, by cause
 //
+//	tierd_peer_demanded_chunks_total{group,leg}   what peers demanded here
+//	tierd_peer_ended_chunks_total{group,leg,end}  how that ended: transferred, or the cause
+//
 // On a consumer, once its requests have ended, every demanded chunk was in its own tier,
 // or transferred, or unmatched; one that was here and proved wrong when it was read
 // again is unmatched as well, with cause checksum.
@@ -40,19 +43,25 @@
 //
 // "Used" was once read as "pinned", so there are two names: tierd_tier_slots{state}
 // says what is in the slots, tierd_tier_pins{owner,kind} who keeps them from being
-// reused, with the age of the oldest in tierd_tier_oldest_pin_seconds{owner,kind}.
+// reused, with the bytes in tierd_tier_pinned_bytes and the age of the oldest in
+// tierd_tier_oldest_pin_seconds.
 //
 // tierd_tls_expiry_days{of} is there with TLS only: there is no number of days for a
 // certificate that is not there. tierd_half_open_connections{port} is what waits on the
 // ports without having said who it is.
+//
+// METRICS.md beside this file lists every metric that a node exports; a test of package
+// host writes it from a node and holds it against one.
 package metrics
 
 import (
 	"net/http"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 )
 
 // Causes of unmatched chunks and of failures in events.
@@ -92,13 +101,34 @@ var (
 	// parkedEnds are the reasons of join.Why for which parked supply goes.
 	parkedEnds = []string{"aged", "no_room"}
 	// waits that end with an outcome.
-	waits    = []string{"lookup", "transfer", "pending"}
+	waits    = []string{WaitLookup, WaitTransfer, WaitPending}
 	outcomes = []string{"ok", "deadline", "peer", "aborted", "refused"}
 	// results of requests. hit: went on from the planned point; partial: from a lower
 	// one above the local prefix; miss: nothing usable; ok: a producer's regular end.
 	results    = []string{"ok", "hit", "partial", "miss", "aborted", "failed"}
 	slotStates = []string{"free", "writing", "readable", "detached", "fenced"}
 )
+
+// Waits for others: for a peer's answer to lookups, for a peer's bytes, and for chunks that
+// other requests of this node are writing.
+const (
+	WaitLookup   = "lookup"
+	WaitTransfer = "transfer"
+	WaitPending  = "pending"
+)
+
+// Waits returns all kinds of waits, and Outcomes how each may end.
+func Waits() []string { return slices.Clone(waits) }
+
+// Outcomes of waits.
+func Outcomes() []string { return slices.Clone(outcomes) }
+
+// EndTransferred is how a chunk that a peer demanded ends well; the other ends are causes.
+const EndTransferred = "transferred"
+
+// GroupUnknown is the group of a key that is of no group of the deployment: only a peer
+// that is at fault names such a key.
+const GroupUnknown = "unknown"
 
 // tierPeer is the tier label of bytes that cross the network, as order:type.
 const tierPeer = "1:peer"
@@ -109,6 +139,8 @@ type Metrics struct {
 
 	Demanded, Supplied, Transferred *prometheus.CounterVec // group, leg
 	Unmatched                       *prometheus.CounterVec // group, leg, cause
+	PeerDemanded                    *prometheus.CounterVec // group, leg
+	PeerEnded                       *prometheus.CounterVec // group, leg, end
 	StoreBytes, LoadBytes           *prometheus.CounterVec // group
 	LoadSeconds                     prometheus.Counter
 	PeerReadBytes, PeerWriteBytes   prometheus.Counter
@@ -131,6 +163,8 @@ func New(groups, legs []string) *Metrics {
 	m.Supplied = m.counters("supplied_chunks_total", "Chunks that producers offered.", "group", "leg")
 	m.Transferred = m.counters("transferred_chunks_total", "Chunks that arrived from peers, verified.", "group", "leg")
 	m.Unmatched = m.counters("unmatched_chunks_total", "Demanded chunks that ended without their bytes, by cause.", "group", "leg", "cause")
+	m.PeerDemanded = m.counters("peer_demanded_chunks_total", "Chunks that peers demanded here.", "group", "leg")
+	m.PeerEnded = m.counters("peer_ended_chunks_total", "Chunks that peers demanded here, by their end: transferred, or the cause.", "group", "leg", "end")
 	m.StoreBytes = m.counters("kv_offload_store_bytes_total", "Bytes copied from engine memory into the tier.", "group")
 	m.LoadBytes = m.counters("kv_offload_load_bytes_total", "Bytes copied from the tier into engine memory.", "group")
 	m.LoadSeconds = m.counter("kv_offload_load_time_seconds_total", "Seconds spent copying into engine memory.")
@@ -187,6 +221,14 @@ func (m *Metrics) zeros(groups, legs []string) {
 			}
 		}
 	}
+	for _, g := range append([]string{GroupUnknown}, groups...) {
+		for _, l := range legs {
+			m.PeerDemanded.WithLabelValues(g, l)
+			for _, e := range append([]string{EndTransferred}, Causes()...) {
+				m.PeerEnded.WithLabelValues(g, l, e)
+			}
+		}
+	}
 	for _, p := range places {
 		m.Checksum.WithLabelValues(p)
 	}
@@ -213,6 +255,15 @@ func (m *Metrics) zeros(groups, legs []string) {
 
 // Register adds a collector, such as one that reads a snapshot at each scrape.
 func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
+
+// Count reads a counter: the status of a node says the same numbers as its metrics.
+func Count(v *prometheus.CounterVec, labels ...string) uint64 {
+	var m dto.Metric
+	if err := v.WithLabelValues(labels...).Write(&m); err != nil {
+		return 0 // a counter in memory has no error
+	}
+	return uint64(m.Counter.GetValue())
+}
 
 // Registry is for tests, which read values from it.
 func (m *Metrics) Registry() *prometheus.Registry { return m.registry }

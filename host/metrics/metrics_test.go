@@ -36,6 +36,8 @@ func TestZerosFromTheStart(t *testing.T) {
 		"tierd_supplied_chunks_total":                             2 * 2,
 		"tierd_transferred_chunks_total":                          2 * 2,
 		"tierd_unmatched_chunks_total":                            2 * 2 * len(Causes()),
+		"tierd_peer_demanded_chunks_total":                        3 * 2, // keys of no group, too
+		"tierd_peer_ended_chunks_total":                           3 * 2 * (1 + len(Causes())),
 		"tierd_kv_offload_store_bytes_total":                      2,
 		"tierd_kv_offload_load_bytes_total":                       2,
 		"tierd_kv_offload_load_time_seconds_total":                1,
@@ -79,10 +81,12 @@ func TestSnapshotsAreReadAtTheScrape(t *testing.T) {
 	m.Register(Tier{Snapshot: p.Snapshot, Owners: []string{"request"}})
 	m.Register(Peers{Status: func() []wire.PeerStatus {
 		return []wire.PeerStatus{
-			{ID: "b", Status: session.Status{State: session.Suspect, BootID: 7, Sessions: 1, Silence: time.Second}},
+			{ID: "b", Status: session.Status{State: session.Suspect, BootID: 7, Sessions: 1, Silence: time.Second, Lookups: 1, Demands: 2, Jobs: 3}},
 			{ID: "never", Status: session.Status{State: session.Connecting, Silence: time.Hour}},
 		}
-	}})
+	}, Legs: []string{"pd", "probe"}, Allowed: func(s *wire.PeerStatus, leg string) bool { return leg == "probe" }})
+	m.Register(OpenWaits(func(wait string) (int, time.Duration) { return len(wait), time.Second }))
+	m.Register(Info{Version: "v1", Go: "go1", Verdict: func() Verdict { return Verdict{"tiny", "sha256:d", "sha256:r", "kept"} }})
 	m.Register(Gauges{"parked_bytes": func() float64 { return 5 }})
 	value := func(name string, labels ...string) float64 {
 		f := gather(t, m)[name]
@@ -117,6 +121,16 @@ func TestSnapshotsAreReadAtTheScrape(t *testing.T) {
 	require.Equal(t, 1.0, value("tierd_peer_info", "never", ""), "no process is known: the label is empty")
 	require.Equal(t, 0.0, value("tierd_peer_silence_seconds", "never"), "it was never heard, so it does not fall silent")
 	require.Equal(t, 5.0, value("tierd_parked_bytes"))
+	require.Equal(t, 3*64.0, value("tierd_tier_pinned_bytes", "request", "write"))
+	for kind, n := range map[string]float64{"lookup": 1, "demand": 2, "serve": 3} {
+		require.Equal(t, n, value("tierd_peer_jobs", "b", kind))
+	}
+	require.Equal(t, 0.0, value("tierd_peer_leg_allowed", "b", "pd"))
+	require.Equal(t, 1.0, value("tierd_peer_leg_allowed", "b", "probe"))
+	require.Equal(t, 6.0, value("tierd_waits_in_work", "lookup"))
+	require.Equal(t, 1.0, value("tierd_oldest_wait_seconds", "pending"))
+	require.Equal(t, 1.0, value("tierd_build_info", "v1", "go1"))
+	require.Equal(t, 1.0, value("tierd_verdict_info", "tiny", "sha256:d", "sha256:r", "kept"))
 }
 
 func TestPortsAndCertificates(t *testing.T) {

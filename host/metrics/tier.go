@@ -11,6 +11,7 @@ var (
 	evictDesc = prometheus.NewDesc("tierd_tier_evictable_slots", "Readable slots that nobody pins.", nil, nil)
 	bytesDesc = prometheus.NewDesc("tierd_tier_resident_bytes", "Content of the readable slots, in bytes.", nil, nil)
 	pinsDesc  = prometheus.NewDesc("tierd_tier_pins", "What keeps slots from being reused, by kind of owner.", []string{"owner", "kind"}, nil)
+	heldDesc  = prometheus.NewDesc("tierd_tier_pinned_bytes", "Bytes of the slots that are kept from being reused, by kind of owner.", []string{"owner", "kind"}, nil)
 	ageDesc   = prometheus.NewDesc("tierd_tier_oldest_pin_seconds", "Age of the oldest pin, by kind of owner.", []string{"owner", "kind"}, nil)
 	evictions = prometheus.NewDesc("tierd_tier_evicted_slots_total", "Readable slots that were reused.", nil, nil)
 	refused   = prometheus.NewDesc("tierd_tier_refused_admissions_total", "Admissions that found no room.", nil, nil)
@@ -25,7 +26,7 @@ type Tier struct {
 
 // Describe implements prometheus.Collector.
 func (t Tier) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{slotsDesc, evictDesc, bytesDesc, pinsDesc, ageDesc, evictions, refused} {
+	for _, d := range []*prometheus.Desc{slotsDesc, evictDesc, bytesDesc, pinsDesc, heldDesc, ageDesc, evictions, refused} {
 		ch <- d
 	}
 }
@@ -42,7 +43,7 @@ func (t Tier) Collect(ch chan<- prometheus.Metric) {
 	gauge(evictDesc, float64(s.Evictable))
 	gauge(bytesDesc, float64(s.ResidentBytes))
 	type label struct{ owner, kind string }
-	count, age := map[label]float64{}, map[label]float64{}
+	count, bytes, age := map[label]float64{}, map[label]float64{}, map[label]float64{}
 	for _, o := range t.Owners {
 		for _, k := range []tier.PinKind{tier.PinRead, tier.PinWrite, tier.PinGrab} {
 			count[label{o, string(k)}] = 0
@@ -51,10 +52,12 @@ func (t Tier) Collect(ch chan<- prometheus.Metric) {
 	for _, p := range s.Pins {
 		l := label{p.Owner.Kind, string(p.Kind)}
 		count[l] += float64(p.Count)
+		bytes[l] += float64(p.Bytes)
 		age[l] = max(age[l], p.OldestAge.Seconds())
 	}
 	for l, n := range count {
 		gauge(pinsDesc, n, l.owner, l.kind)
+		gauge(heldDesc, bytes[l], l.owner, l.kind)
 		gauge(ageDesc, age[l], l.owner, l.kind)
 	}
 	ch <- prometheus.MustNewConstMetric(evictions, prometheus.CounterValue, float64(s.Evictions))
@@ -84,6 +87,8 @@ func (g Gauges) Collect(ch chan<- prometheus.Metric) {
 
 var gaugeHelp = map[string]string{
 	"engines_attached":   "Engines that are attached.",
+	"ready":              "1 while engines can work with this node.",
+	"check_done_ratio":   "How far the check of the deployment is, from 0 to 1; 1 once its rules are accepted.",
 	"requests_live":      "Requests that are begun and not finished.",
 	"parked_bytes":       "Supply that waits for a demand, in bytes.",
 	"parked_chunks":      "Supply that waits for a demand, in chunks.",

@@ -221,7 +221,13 @@ func TestSnapshotSaysWhoHoldsWhatForHowLong(t *testing.T) {
 	p, err := New(Options{Path: filepath.Join(t.TempDir(), "slab"), SlotBytes: 64, Slots: 8, Now: func() time.Time { return now }})
 	require.NoError(t, err)
 	k := keysFrom(0, 4)
-	put(t, p, k[:2])
+	const content = 40
+	admitted, err := p.Admit(me, k[:2])
+	require.NoError(t, err)
+	for _, a := range admitted {
+		_, err := p.Commit(a.Slot, 0, content, false)
+		require.NoError(t, err)
+	}
 	a, b := Owner{"request", "a"}, Owner{"session", "b"}
 	p.Pin(a, k[:2])
 	now = now.Add(time.Minute)
@@ -230,9 +236,9 @@ func TestSnapshotSaysWhoHoldsWhatForHowLong(t *testing.T) {
 	require.NoError(t, err)
 	now = now.Add(time.Second)
 	require.Equal(t, []PinCount{
-		{a, PinRead, 2, 61 * time.Second},
-		{b, PinRead, 1, time.Second},
-		{b, PinWrite, 2, time.Second},
+		{a, PinRead, 2, 2 * content, 61 * time.Second},
+		{b, PinRead, 1, content, time.Second},
+		{b, PinWrite, 2, 2 * 64, time.Second},
 	}, p.Snapshot().Pins)
 	p.Release(a)
 	p.Release(b)
