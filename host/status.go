@@ -353,13 +353,21 @@ func (n *Node) peerGroup(k *session.Key) string {
 	if g := tier.Key(*k).Group(); g < uint32(len(n.groups)) {
 		return n.groups[g].name
 	}
-	return metrics.GroupUnknown
+	return metrics.Unknown
+}
+
+// peerLeg names the leg of a peer's demand.
+func peerLeg(leg string) string {
+	if slices.Contains(allLegs, leg) {
+		return leg
+	}
+	return metrics.Unknown
 }
 
 // peerDemanded counts a peer's demand.
 func (n *Node) peerDemanded(j *session.Job) {
 	for i := range j.Keys {
-		n.metrics.PeerDemanded.WithLabelValues(n.peerGroup(&j.Keys[i]), j.Leg).Inc()
+		n.metrics.PeerDemanded.WithLabelValues(n.peerGroup(&j.Keys[i]), peerLeg(j.Leg)).Inc()
 	}
 }
 
@@ -370,6 +378,6 @@ func (n *Node) peerEnded(j *session.Job, results []session.Result) {
 		if r.Cause != session.Transferred {
 			end = failureOf(r).cause
 		}
-		n.metrics.PeerEnded.WithLabelValues(n.peerGroup(&j.Keys[i]), j.Leg, end).Inc()
+		n.metrics.PeerEnded.WithLabelValues(n.peerGroup(&j.Keys[i]), peerLeg(j.Leg), end).Inc()
 	}
 }

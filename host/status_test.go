@@ -20,7 +20,9 @@ import (
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/limitlog"
 	"github.com/tierd/tierd/host/metrics"
+	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/status"
+	"github.com/tierd/tierd/host/tier"
 	"github.com/tierd/tierd/registry/plan"
 )
 
@@ -344,7 +346,10 @@ func TestEverySeriesAtTheFirstScrape(t *testing.T) {
 		r.finish()
 	}
 	require.Positive(t, counter(consumer, "unmatched", "full", "pd", "unmatched"))
-	require.Equal(t, before, series(consumer))
+	odd := session.Job{Leg: "none of ours", Keys: []session.Key{session.Key(tier.MakeKey(tier.Tenant(nil), make([]byte, 32), 77))}}
+	consumer.peerDemanded(&odd)
+	consumer.peerEnded(&odd, []session.Result{{Cause: session.Aborted}})
+	require.Equal(t, before, series(consumer), "a peer's words make no series either")
 	clean(t, producer, consumer)
 }
 

@@ -126,9 +126,9 @@ func Outcomes() []string { return slices.Clone(outcomes) }
 // EndTransferred is how a chunk that a peer demanded ends well; the other ends are causes.
 const EndTransferred = "transferred"
 
-// GroupUnknown is the group of a key that is of no group of the deployment: only a peer
-// that is at fault names such a key.
-const GroupUnknown = "unknown"
+// Unknown stands for a group and for a leg that there is not: only a peer that is at fault
+// names one, and what it names must not make series.
+const Unknown = "unknown"
 
 // tierPeer is the tier label of bytes that cross the network, as order:type.
 const tierPeer = "1:peer"
@@ -221,8 +221,8 @@ func (m *Metrics) zeros(groups, legs []string) {
 			}
 		}
 	}
-	for _, g := range append([]string{GroupUnknown}, groups...) {
-		for _, l := range legs {
+	for _, g := range append([]string{Unknown}, groups...) {
+		for _, l := range append([]string{Unknown}, legs...) {
 			m.PeerDemanded.WithLabelValues(g, l)
 			for _, e := range append([]string{EndTransferred}, Causes()...) {
 				m.PeerEnded.WithLabelValues(g, l, e)

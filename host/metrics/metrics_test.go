@@ -36,8 +36,8 @@ func TestZerosFromTheStart(t *testing.T) {
 		"tierd_supplied_chunks_total":                             2 * 2,
 		"tierd_transferred_chunks_total":                          2 * 2,
 		"tierd_unmatched_chunks_total":                            2 * 2 * len(Causes()),
-		"tierd_peer_demanded_chunks_total":                        3 * 2, // keys of no group, too
-		"tierd_peer_ended_chunks_total":                           3 * 2 * (1 + len(Causes())),
+		"tierd_peer_demanded_chunks_total":                        3 * 3, // of no group or leg, too
+		"tierd_peer_ended_chunks_total":                           3 * 3 * (1 + len(Causes())),
 		"tierd_kv_offload_store_bytes_total":                      2,
 		"tierd_kv_offload_load_bytes_total":                       2,
 		"tierd_kv_offload_load_time_seconds_total":                1,

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -128,4 +129,13 @@ func Local(r *http.Request) bool {
 	}
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	return ok && ip.Equal(local.IP)
+}
+
+// Line is an answer on one line.
+func Line(body []byte) []byte {
+	var b bytes.Buffer
+	if json.Compact(&b, body) != nil {
+		return body // it was decoded already, so it is JSON
+	}
+	return b.Bytes()
 }

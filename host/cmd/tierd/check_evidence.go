@@ -21,7 +21,6 @@ import (
 	"github.com/tierd/tierd/registry/deploy"
 	"github.com/tierd/tierd/registry/deploy/strictyaml"
 	"github.com/tierd/tierd/registry/evidence"
-	"golang.org/x/term"
 )
 
 // evidenceArgs are the flags that say in which forms a verdict is kept. Each names a file;
@@ -184,11 +183,7 @@ func (e *evidenceArgs) deliver(cmd *cobra.Command, findings []evidence.Finding, 
 
 // coloured reports whether text on w has colours.
 func (e *evidenceArgs) coloured(w io.Writer) bool {
-	if e.json || e.color != "auto" {
-		return !e.json && e.color == "always"
-	}
-	f, ok := w.(*os.File)
-	return ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
+	return !e.json && coloured(e.color, w)
 }
 
 // write writes every file that was asked for. One that cannot be written does not keep the

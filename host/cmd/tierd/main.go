@@ -1,6 +1,7 @@
 // Command tierd is the node daemon and its tools:
 //
 //	tierd serve -c node.yaml       run the daemon of a node
+//	tierd status                   say what a running daemon does
 //	tierd check deployment.yaml    judge a deployment
 //	tierd check plugin.wasm        judge the rules of a plugin, without a deployment
 //	tierd key ci.pem               make a key that signs certificates
@@ -29,6 +30,7 @@ import (
 // commands are the subcommands, each from its own file.
 var commands = []func() *cobra.Command{
 	serveCommand,
+	statusCommand,
 	checkCommand,
 	keyCommand,
 	inspectCommand,
