@@ -52,6 +52,23 @@ func TestReadmeShowsTheModel(t *testing.T) {
 	require.Contains(t, text, "\n\n    "+strings.ReplaceAll(first, "\n", "\n    ")+"\n      ...\n")
 }
 
+// So is a status: its golden file is what package status draws.
+func TestReadmeShowsTheStatus(t *testing.T) {
+	text, _ := readme(t, "go")
+	drawn, err := os.ReadFile(filepath.Join(root(t), "host", "status", "testdata", "readme.txt"))
+	require.NoError(t, err)
+	var block strings.Builder
+	for line := range strings.Lines(string(drawn)) {
+		if line != "\n" {
+			line = "    " + line
+		}
+		block.WriteString(line)
+	}
+	require.Contains(t, text, "\n    $ tierd status -c node.yaml\n"+block.String())
+	require.FileExists(t, filepath.Join(root(t), "host", "metrics", "METRICS.md"))
+	require.Contains(t, text, "`host/metrics/METRICS.md`")
+}
+
 // Every file that the README names exists.
 func TestReadmeNamesFilesThatExist(t *testing.T) {
 	text, _ := readme(t, "go")

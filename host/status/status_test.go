@@ -73,6 +73,18 @@ func full() *Status {
 	}
 }
 
+// shown is what README.md shows: a consumer one of whose two producers is frozen.
+func shown() *Status {
+	s := full()
+	s.Verdict.From, s.Verdict.Rules = FromKept, []Rule{s.Verdict.Rules[0], {For: "full", Name: "full", Version: "1.0.0", Source: "embedded", Digest: digest("5")}}
+	s.Peers[0].Draining, s.Peers[0].BootID, s.Peers[1].BootID = false, "0x6f0c2b51a9d3e847", "0x3eb3ede9cc953981"
+	s.Peers[0].Legs = []Leg{{Leg: "pd", Allowed: true}, {Leg: "probe", Allowed: true}}
+	for i := range s.Peers[1].Legs {
+		s.Peers[1].Legs[i].Why = "it is suspect: nothing was heard for 750ms"
+	}
+	return s
+}
+
 // checking is a status of a daemon that cannot serve yet.
 func checking() *Status {
 	return &Status{Form: Form, NodeID: "decode-1", PID: 4711, BootID: "0x1", State: Checking, NotReady: "checking deployment gpt-oss-120b: 43 %", CheckPercent: 43,
@@ -128,6 +140,7 @@ func requireFilled(t *testing.T, path string, v ...reflect.Value) {
 
 func TestText(t *testing.T) {
 	golden(t, "status.txt", Text(full(), false))
+	golden(t, "readme.txt", Text(shown(), false))
 	golden(t, "checking.txt", Text(checking(), false))
 	coloured := Text(full(), true)
 	golden(t, "status.colour.txt", strings.ReplaceAll(coloured, "\x1b", "ESC"))

@@ -17,7 +17,7 @@ func Text(s *Status, colour bool) string {
 	d := &drawing{colour: colour}
 	d.head(s)
 	d.attention(s)
-	d.peers(s)
+	d.peers(s, served(s))
 	d.groups(s)
 	d.waits(s)
 	d.pins(s)
@@ -88,7 +88,12 @@ func (d *drawing) attention(s *Status) {
 	}
 }
 
-func (d *drawing) peers(s *Status) {
+// served says of a leg whether the deployment has it; the others are no news of a peer.
+func served(s *Status) func(Leg) bool {
+	return func(l Leg) bool { return len(s.Deployment.Legs) == 0 || slices.Contains(s.Deployment.Legs, l.Leg) }
+}
+
+func (d *drawing) peers(s *Status, served func(Leg) bool) {
 	if len(s.Peers) == 0 {
 		d.linef("\n%s  none", d.paint(bold, "peers"))
 		return
@@ -103,15 +108,9 @@ func (d *drawing) peers(s *Status) {
 		for _, l := range p.Legs {
 			if l.Allowed {
 				legs = append(legs, l.Leg)
-			} else if !told[l.Why] {
+			} else if served(l) && !told[l.Why] {
 				told[l.Why] = true
-				var all []string
-				for _, m := range p.Legs {
-					if !m.Allowed && m.Why == l.Why {
-						all = append(all, m.Leg)
-					}
-				}
-				why = append(why, fmt.Sprintf("  not %s with %s: %s", strings.Join(all, ", "), clean(p.ID), clean(l.Why)))
+				why = append(why, fmt.Sprintf("  not %s with %s: %s", refusedFor(p.Legs, l.Why, served), clean(p.ID), clean(l.Why)))
 			}
 		}
 		state := cell{p.State, map[string]tint{"ready": good, "suspect": bad, "dead": bad}[p.State]}
@@ -125,6 +124,17 @@ func (d *drawing) peers(s *Status) {
 	for _, line := range why {
 		d.linef("%s", d.paint(warned, line))
 	}
+}
+
+// refusedFor lists the legs that have one reason.
+func refusedFor(legs []Leg, why string, served func(Leg) bool) string {
+	var all []string
+	for _, l := range legs {
+		if served(l) && !l.Allowed && l.Why == why {
+			all = append(all, l.Leg)
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 func (d *drawing) groups(s *Status) {

@@ -100,6 +100,7 @@ func TestServe(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 	require.Equal(t, 200, resp.StatusCode)
 
+	statusOfReady(t, path)
 	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"log_level: debug\npeers: [{id: b, control: '127.0.0.1:1'}]\npeer_cidrs: [10.0.0.0/8, 10.1.0.7/32, 'fd00::/8']\n"), 0o600))
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "peers=1 log_level=debug peer_cidrs=3") }, time.Minute, 5*time.Millisecond)
@@ -136,9 +137,15 @@ func stopWhileChecking(t *testing.T, path string) {
 	done := make(chan error, 1)
 	go func() { done <- serve(context.Background(), path, &out, &log) }()
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "checking deployment") }, time.Minute, time.Millisecond)
+	said, errOut, code := command(t, "", "status", "-c", path)
+	require.Equal(t, exitNotReady, code, errOut)
+	require.Regexp(t, `^node a  checking for \d+s\n  not ready   checking deployment small: \d+ %\n`, said)
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	require.NoError(t, <-done)
 	require.Contains(t, log.String(), "stopped while checking")
+	_, errOut, code = command(t, "", "status", "-c", path)
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, errOut, "tierd status: no daemon runs with state directory "+filepath.Join(filepath.Dir(path), "state"))
 	require.Empty(t, out.String())
 	for _, gone := range []string{"e.sock.lock", "state/lock", "shm/tierd-a"} {
 		require.NoFileExists(t, filepath.Join(filepath.Dir(path), gone))

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -45,7 +47,12 @@ http_listen. It answers while the rules are checked, and while the daemon drains
 
 Exit status: 0 the daemon is ready, whatever its peers are, 1 it answers and is not ready:
 it starts, checks its rules or stops, 2 there is no answer.`,
-		Args: cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("%q is not expected; a configuration is given by a flag, as in: tierd status -c %s", args[0], args[0])
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.validate(cmd); err != nil {
 				return err
@@ -66,6 +73,12 @@ it starts, checks its rules or stops, 2 there is no answer.`,
 }
 
 func (a *statusArgs) validate(cmd *cobra.Command) error {
+	if a.address != "" {
+		_, port, err := net.SplitHostPort(a.address)
+		if _, bad := strconv.ParseUint(port, 10, 16); err != nil || bad != nil {
+			return fmt.Errorf("--address is %q; it must be host:port, such as 127.0.0.1:9470", a.address)
+		}
+	}
 	given := 0
 	for _, s := range []string{a.config, a.state, a.address} {
 		if s != "" {
