@@ -43,7 +43,8 @@ type Config struct {
 	// Advertise is where peers reach the data port: a host, or host:port when the
 	// port is mapped on the way. Empty means the host of DataListen.
 	Advertise string `yaml:"advertise"`
-	// HTTPListen serves /metrics, /healthz and /readyz. Default 127.0.0.1:9470.
+	// HTTPListen serves /metrics, /healthz and /readyz, and /statusz to this machine only.
+	// Default 127.0.0.1:9470.
 	HTTPListen string `yaml:"http_listen"`
 	// SlabBytes is the size of the primary tier, in bytes.
 	SlabBytes int64 `yaml:"slab_bytes"`
