@@ -47,13 +47,17 @@ type window struct {
 // New returns a Log that writes to l. Close it after the last line.
 func New(l *slog.Logger) *Log { return &Log{log: l, causes: map[string]*window{}} }
 
-// Log writes a line of a fault, or counts it. A level that the logger does not write is
+// Log writes a line of a fault, or counts it. The line names the cause, unless that is the
+// message. A level that the logger does not write is
 // neither, and one below Info is not limited: who asks for it wants to see it all.
 func (l *Log) Log(level slog.Level, cause, fault, msg string, args ...any) {
 	if !l.log.Enabled(context.Background(), level) || level >= slog.LevelInfo && !l.admit(level, cause, fault) {
 		return
 	}
-	l.log.Log(context.Background(), level, msg, append([]any{"cause", cause}, args...)...)
+	if cause != msg {
+		args = append([]any{"cause", cause}, args...)
+	}
+	l.log.Log(context.Background(), level, msg, args...)
 }
 
 func (l *Log) admit(level slog.Level, cause, fault string) bool {

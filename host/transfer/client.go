@@ -21,7 +21,7 @@ type Client struct {
 	addr  string
 	token Token
 	sink  Sink
-	log   *limitedLog
+	log   limitedLog
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -74,6 +74,7 @@ func Dial(ctx context.Context, addr string, token Token, lanes int, sink Sink, o
 	}
 	go func() {
 		c.wg.Wait()
+		c.log.Close()
 		close(c.done)
 	}()
 	var first error

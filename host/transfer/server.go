@@ -17,7 +17,7 @@ import (
 type Server struct {
 	o    Options
 	ln   net.Listener
-	log  *limitedLog
+	log  limitedLog
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
@@ -80,6 +80,7 @@ func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 func (s *Server) Close() error {
 	s.stop()
 	s.wg.Wait()
+	s.log.Close()
 	return nil
 }
 

@@ -99,7 +99,8 @@ type Transport interface {
 type Options struct {
 	// TLS, when set, is used on every connection.
 	TLS *tls.Config
-	// Log gets few lines: one per cause in LogInterval. Nil means slog.Default.
+	// Log gets few lines: one per cause and minute, with a count of the others. Nil means
+	// slog.Default.
 	Log *slog.Logger
 
 	// FrameBytesMax bounds a payload. Default DefaultFrameBytesMax.
@@ -143,8 +144,6 @@ type Options struct {
 	// RetryMin and RetryMax bound the pause before a lost lane is dialed again; it
 	// doubles from one to the other, with jitter. Defaults 50 ms and 500 ms.
 	RetryMin, RetryMax time.Duration
-	// LogInterval is the least time between two lines about one cause. Default 10 s.
-	LogInterval time.Duration
 }
 
 const (
@@ -204,7 +203,6 @@ func (o Options) withDefaults() (Options, error) {
 	orDefault(&o.LaneWait, 750*time.Millisecond)
 	orDefault(&o.RetryMin, 50*time.Millisecond)
 	orDefault(&o.RetryMax, 500*time.Millisecond)
-	orDefault(&o.LogInterval, 10*time.Second)
 	switch {
 	case o.FrameBytesMax > frameBytesLimit:
 		return o, fmt.Errorf("data plane: frames of %d bytes allowed, but the wire can say %d", o.FrameBytesMax, frameBytesLimit)

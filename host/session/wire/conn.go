@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,7 @@ import (
 	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tierd/tierd/host/limitlog"
 	"github.com/tierd/tierd/host/session/sessionpb"
 )
 
@@ -267,29 +269,14 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error)
 	return c, nil
 }
 
-// shyLog writes one line a second and cause.
-type shyLog struct {
-	log  *slog.Logger
-	mu   sync.Mutex
-	last map[string]time.Time
-}
+// shyLog writes few lines about what anybody can cause from outside: one per fault and
+// minute, with a count of the others. See package limitlog.
+type shyLog struct{ *limitlog.Log }
 
-// shyCausesMax bounds the causes that shyLog remembers.
-const shyCausesMax = 4096
-
-func (s *shyLog) warn(cause, msg string, args ...any) {
-	s.mu.Lock()
-	if s.last == nil || len(s.last) >= shyCausesMax {
-		s.last = map[string]time.Time{}
-	}
-	quiet := time.Since(s.last[cause]) < time.Second
-	if !quiet {
-		s.last[cause] = time.Now()
-	}
-	s.mu.Unlock()
-	if !quiet {
-		s.log.Warn(msg, args...)
-	}
+// warn writes a line. The cause may name a peer after a blank, which is then the fault.
+func (s shyLog) warn(cause, msg string, args ...any) {
+	cause, peer, _ := strings.Cut(cause, " ")
+	s.Log.Log(slog.LevelWarn, cause, peer, msg, args...)
 }
 
 func goawayMessage(reason string) *sessionpb.Envelope {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tierd/tierd/abi"
+	"github.com/tierd/tierd/host/limitlog"
 	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/sessionpb"
 )
@@ -150,7 +151,7 @@ func New(cfg Config, host Host) (*Peers, error) {
 		cfg.Start = time.Now()
 	}
 	p := &Peers{cfg: cfg, host: host, log: cfg.Logger, start: cfg.Start, peers: map[string]*actor{}}
-	p.shy.log = cfg.Logger
+	p.shy = shyLog{limitlog.New(cfg.Logger)}
 	p.ports = newPorts(&p.cfg)
 	if err := p.SetPeers(cfg.Peers); err != nil {
 		p.Close()
@@ -536,4 +537,5 @@ func (p *Peers) Close() {
 		stop()
 	}
 	p.wg.Wait()
+	p.shy.Close()
 }
