@@ -273,10 +273,16 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error)
 // minute, with a count of the others. See package limitlog.
 type shyLog struct{ *limitlog.Log }
 
-// warn writes a line. The cause may name a peer after a blank, which is then the fault.
+// warn writes a line. The fault is the peer, which the cause may name after a blank, with
+// the reason among args.
 func (s shyLog) warn(cause, msg string, args ...any) {
-	cause, peer, _ := strings.Cut(cause, " ")
-	s.Log.Log(slog.LevelWarn, cause, peer, msg, args...)
+	cause, fault, _ := strings.Cut(cause, " ")
+	for i := 0; i+1 < len(args); i += 2 {
+		if args[i] == "reason" {
+			fault += fmt.Sprint(" ", args[i+1])
+		}
+	}
+	s.Log.Log(slog.LevelWarn, cause, fault, msg, args...)
 }
 
 func goawayMessage(reason string) *sessionpb.Envelope {

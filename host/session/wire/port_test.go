@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -47,7 +48,9 @@ func startTCP(t *testing.T, cfg Config) *tcpNode {
 	go func() { served <- p.Serve(lis) }()
 	t.Cleanup(func() {
 		p.Close()
-		require.NoError(t, <-served)
+		if err := <-served; !errors.Is(err, ErrClosed) { // closed before it had begun to serve
+			require.NoError(t, err)
+		}
 	})
 	return n
 }
@@ -106,6 +109,32 @@ func TestGarbage(t *testing.T) {
 	require.Equal(t, session.Ready, state(n.testHost, "b"))
 	_, err = b.peers.Lookup(ctx, "a", "r", keys(3))
 	require.NoError(t, err)
+}
+
+// TestGarbageStormIsBounded: a port scanner has one line, and a count at the end.
+func TestGarbageStormIsBounded(t *testing.T) {
+	log := &logBuffer{}
+	p, err := New(Config{Hello: hello("a", 1), Limits: session.DefaultLimits(), Logger: slog.New(slog.NewTextHandler(log, nil))}, &testHost{id: "a"})
+	require.NoError(t, err)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- p.Serve(lis) }()
+	const storm = 200
+	for range storm {
+		c, err := net.Dial("tcp", lis.Addr().String())
+		require.NoError(t, err)
+		_, err = c.Write([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+		require.NoError(t, err)
+		for b := make([]byte, 64); err == nil; { // until the port has read it and hung up
+			_, err = c.Read(b)
+		}
+		require.NoError(t, c.Close())
+	}
+	p.Close()
+	require.NoError(t, <-served)
+	require.Equal(t, 1, strings.Count(log.String(), "speaks another protocol"))
+	require.Contains(t, log.String(), fmt.Sprintf("cause=garbage left_out=%d ", storm-1))
 }
 
 func contains(l *logBuffer, s string) bool { return strings.Contains(l.String(), s) }
