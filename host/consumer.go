@@ -51,6 +51,7 @@ type consumer struct {
 	open    int // wants that have not ended
 	sealed  bool
 	fell    bool // fallBack was called
+	quit    bool // the producer's engine gave its request up
 	loaded  bool
 	final   uint64   // where the engine goes on
 	bytes   []uint64 // transferred, per group

@@ -43,6 +43,14 @@
 // that a peer can make this node connect to is its data port, at its own host or in a range:
 // an engine names peers by their ids. What has not said who it is is bounded by address.
 //
+// # What it says
+//
+// The counters have every chunk, by group, leg and cause. The log has a fault once, with the
+// groups and chunks that the first request missed by it (see faults.go and package
+// limitlog); that somebody gives a request up is no warning. Status says what the node
+// holds and waits for at this moment, at every stage of its life, and never waits itself
+// for a peer or an engine.
+//
 // # Who holds what
 //
 // Every pin has an owner: "request" a consumer, "produce" a producer and the supply

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/tierd/tierd/host/metrics"
+	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
 	"github.com/tierd/tierd/host/tier"
 	"github.com/tierd/tierd/registry/plan"
 )
@@ -26,6 +28,19 @@ func levelOf(cause string) slog.Level {
 		return slog.LevelInfo
 	}
 	return slog.LevelWarn
+}
+
+// noteQuit notes that demand ends because the producer's engine gave its request up: that
+// is an abort, too, and no reason to warn.
+func (c *consumer) noteQuit(results []session.Result) {
+	for i := range results {
+		if results[i].Cause == session.Unmatched && results[i].Reason == sessionpb.Reason_REASON_REQUEST_ABORTED {
+			c.mu.Lock()
+			c.quit = true
+			c.mu.Unlock()
+			return
+		}
+	}
 }
 
 // faultOf says what is one fault: everything that a peer's silence, lateness or refusal
@@ -51,9 +66,14 @@ func (c *consumer) tellFaults() {
 			detail[f.cause] = cmp.Or(detail[f.cause], f.detail)
 		}
 	}
+	quit := c.quit
 	c.mu.Unlock()
 	for cause, refs := range lost {
-		c.node.faults.Log(levelOf(cause), cause, c.faultOf(cause), "a request goes on without chunks that it had planned to have",
+		level := levelOf(cause)
+		if quit && cause == metrics.CauseUnmatched {
+			level = slog.LevelInfo
+		}
+		c.node.faults.Log(level, cause, c.faultOf(cause), "a request goes on without chunks that it had planned to have",
 			"detail", detail[cause], "peer", c.from, "leg", c.leg, "request", c.name, "transfer", c.transfer, "chunks", c.node.chunksText(refs))
 	}
 }

@@ -226,6 +226,7 @@ func (f *fetch) done(peer string, id session.JobID, results []session.Result) {
 	f.endWait()
 	n.metrics.Waits.WithLabelValues(metrics.WaitTransfer, outcomeOf(results)).Inc()
 	n.metrics.TransferSeconds.Observe(time.Since(f.began).Seconds())
+	f.c.noteQuit(results)
 	for i, r := range results {
 		f.c.lost(f.wants[i], failureOf(r))
 	}
