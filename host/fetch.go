@@ -224,8 +224,9 @@ func (f *fetch) done(peer string, id session.JobID, results []session.Result) {
 	delete(n.fetches, peerJob{peer, id})
 	n.mu.Unlock()
 	f.endWait()
-	n.metrics.Waits.WithLabelValues(metrics.WaitTransfer, outcomeOf(results)).Inc()
-	n.metrics.TransferSeconds.Observe(time.Since(f.began).Seconds())
+	outcome := outcomeOf(results)
+	n.metrics.Waits.WithLabelValues(metrics.WaitTransfer, outcome).Inc()
+	n.metrics.TransferSeconds.WithLabelValues(outcome).Observe(time.Since(f.began).Seconds())
 	f.c.noteQuit(results)
 	for i, r := range results {
 		f.c.lost(f.wants[i], failureOf(r))

@@ -149,9 +149,9 @@ type Metrics struct {
 	ParkedFreed                     *prometheus.CounterVec // why
 	Waits                           *prometheus.CounterVec // wait, outcome
 	LookupSeconds                   prometheus.Histogram
-	TransferSeconds                 prometheus.Histogram
-	Requests                        *prometheus.CounterVec // role, leg, result
-	TokensBySource                  *prometheus.CounterVec // source
+	TransferSeconds                 *prometheus.HistogramVec // outcome
+	Requests                        *prometheus.CounterVec   // role, leg, result
+	TokensBySource                  *prometheus.CounterVec   // source
 	Queries, Hits                   prometheus.Counter
 }
 
@@ -177,7 +177,7 @@ func New(groups, legs []string) *Metrics {
 	m.ParkedFreed = m.counters("parked_freed_chunks_total", "Supply that no consumer asked for and that was let go: by its age, or oldest first for room.", "why")
 	m.Waits = m.counters("waits_total", "Waits by their end.", "wait", "outcome")
 	m.LookupSeconds = m.histogram("kv_offload_lookup_delay_seconds", "Batched lookups at a peer.")
-	m.TransferSeconds = m.histogram("transfer_seconds", "From a demand to the end of its last key.")
+	m.TransferSeconds = m.histograms("transfer_seconds", "From a demand to the end of its last key, by how it ended.", "outcome")
 	m.Requests = m.counters("requests_total", "Requests by their end.", "role", "leg", "result")
 	m.TokensBySource = m.counters("prompt_tokens_by_source_total", "Prompt tokens of consumers by where their KV came from.", "source")
 	m.Queries = m.counter("external_prefix_cache_queries_tokens_total", "Prompt tokens that consumers asked the tier for.")
@@ -198,12 +198,17 @@ func (m *Metrics) counter(name, help string) prometheus.Counter {
 	return c
 }
 
-// histogram covers 1 ms to 30 s, the request deadline.
+// buckets cover 1 ms to 30 s, the request deadline.
+var buckets = []float64{.001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 2, 5, 10, 30}
+
 func (m *Metrics) histogram(name, help string) prometheus.Histogram {
-	h := prometheus.NewHistogram(prometheus.HistogramOpts{
-		Namespace: "tierd", Name: name, Help: help,
-		Buckets: []float64{.001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 2, 5, 10, 30},
-	})
+	h := prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "tierd", Name: name, Help: help, Buckets: buckets})
+	m.registry.MustRegister(h)
+	return h
+}
+
+func (m *Metrics) histograms(name, help string, labels ...string) *prometheus.HistogramVec {
+	h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "tierd", Name: name, Help: help, Buckets: buckets}, labels)
 	m.registry.MustRegister(h)
 	return h
 }
@@ -237,6 +242,9 @@ func (m *Metrics) zeros(groups, legs []string) {
 	}
 	for _, s := range sources {
 		m.TokensBySource.WithLabelValues(s)
+	}
+	for _, o := range outcomes {
+		m.TransferSeconds.WithLabelValues(o)
 	}
 	for _, w := range waits {
 		for _, o := range outcomes {
