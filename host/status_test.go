@@ -224,7 +224,8 @@ func TestMetricsReference(t *testing.T) {
 
 Everything that a daemon exports at /metrics, besides the Go runtime's and the process's own.
 Every series is there from the first scrape, with 0; those of peers that are not configured
-when they come. A test writes this file from a running node.
+when they come. A test writes this file from a running node, which has no TLS: with it there
+is tierd_tls_expiry_days{of} too, the days that are left of the certificate and the authority.
 
 | name | type | labels | unit | meaning |
 | --- | --- | --- | --- | --- |
@@ -286,7 +287,7 @@ func labelTable(values map[string]map[string]bool) string {
 // unitOf reads the unit off a metric's name.
 func unitOf(name string) string {
 	name = strings.TrimSuffix(name, "_total")
-	for _, u := range []string{"seconds", "bytes", "chunks", "tokens", "slots", "ratio", "requests", "sessions", "waits", "admissions", "pins", "jobs"} {
+	for _, u := range []string{"seconds", "bytes", "chunks", "tokens", "slots", "ratio", "requests", "sessions", "waits", "admissions", "pins", "jobs", "connections"} {
 		if strings.HasSuffix(name, "_"+u) {
 			return u
 		}
