@@ -27,7 +27,9 @@ type demand struct {
 	open     int // keys that have not ended
 	results  []Result
 	late     []time.Duration // per key: when its bytes are late; 0 = not supplied
+	promised []bool          // per key: the producer said that it will come; nil before the first
 	next     time.Duration   // the earliest wait; may be too early, never too late
+	spoken   bool            // a Supply came: the producer has begun the request
 	told     bool            // the producer knows the fate of every key by itself
 }
 
@@ -278,10 +280,17 @@ func (c *Core) endSilent(d *demand) {
 	if d.sent {
 		r.Text = "no word of the producer by the request's deadline"
 	}
-	if d.sent && d.req.Leg != LegProbe {
+	switch {
+	case d.sent && d.req.Leg == LegDemand: // where a producer that has begun says so
+		r.Reason, r.Text = sessionpb.Reason_REASON_NOT_BEGUN, "the producer had not begun the request by its deadline"
+	case d.sent && d.req.Leg != LegProbe:
 		r.Reason, r.Text = sessionpb.Reason_REASON_NO_LAST_WORD, "the producer had not begun or not finished the request by its deadline"
 	}
+	unfinished := Result{Cause: Deadline, Reason: sessionpb.Reason_REASON_NO_LAST_WORD, Text: "the producer had not finished the request by its deadline"}
 	for i := range d.results {
+		if d.spoken && d.req.Leg != LegProbe {
+			c.endKey(d, i, unfinished)
+		}
 		c.endKey(d, i, r)
 	}
 	c.settle(d)
@@ -293,6 +302,10 @@ func (c *Core) supplied(d *demand, fresh []int) {
 	if len(fresh) == 0 {
 		return
 	}
+	if c.owed == 0 {
+		c.renewAt = c.now + c.renewal()
+		c.waits(c.renewAt)
+	}
 	for _, i := range fresh {
 		c.owed += c.chunkBytes(&d.req.Keys[i])
 	}
@@ -302,6 +315,35 @@ func (c *Core) supplied(d *demand, fresh []int) {
 	}
 	d.next = min(d.next, at)
 	c.waits(at)
+}
+
+// renewal returns the pause between two renewals of what the peer has bound to this
+// node's demands; 0 when the peer takes none.
+func (c *Core) renewal() time.Duration {
+	return c.cfg.Limits.renewal(c.hello.GetCaps().GetLeaseMs())
+}
+
+// renew tells the producer which demands still wait for bytes.
+func (c *Core) renew() {
+	c.renewAt = c.now + c.renewal()
+	c.soonest = 0
+	var jobs []uint64
+	for id, d := range c.demands.all() {
+		if d.awaitsBytes() {
+			jobs = append(jobs, uint64(id))
+		}
+	}
+	c.send(&sessionpb.Envelope{Message: &sessionpb.Envelope_Renew{Renew: &sessionpb.Renew{Jobs: jobs}}})
+}
+
+// awaitsBytes says whether a key of a demand is supplied and not there.
+func (d *demand) awaitsBytes() bool {
+	for i, at := range d.late {
+		if at != 0 && d.results[i].Cause == Open {
+			return true
+		}
+	}
+	return false
 }
 
 // chunkBytes returns the size of a key's chunk.
@@ -323,43 +365,88 @@ func (c *Core) receiveSupply(m *sessionpb.Supply) error {
 	if d == nil {
 		return nil // late
 	}
-	n := uint32(len(d.results))
-	for _, i := range m.Available {
-		if i >= n {
-			return fmt.Errorf("Supply for job %d: key %d of %d", id, i, n)
+	if err := checkSupply(m, uint32(len(d.results))); err != nil {
+		return err
+	}
+	d.spoken = true
+	c.supplied(d, d.fresh(m.Available))
+	w := Word{Job: id, WillCome: d.promise(m.WillCome)}
+	refuse := func(i uint32, r Result) {
+		if c.endKey(d, int(i), r) {
+			w.Refused, w.Results = append(w.Refused, i), append(w.Results, r)
 		}
 	}
-	for _, r := range m.Refused {
-		for _, i := range r.GetIndices() {
-			if i >= n {
-				return fmt.Errorf("Supply for job %d: refused key %d of %d", id, i, n)
-			}
-		}
-	}
-	var fresh []int
-	named := make([]bool, n)
-	for _, i := range m.Available {
-		if !named[i] && d.late[i] == 0 && d.results[i].Cause == Open {
-			named[i] = true // a second mention is no news
-			fresh = append(fresh, int(i))
-		}
-	}
-	c.supplied(d, fresh)
 	for _, r := range m.Refused {
 		res := c.refusedResult(r)
 		for _, i := range r.GetIndices() {
-			c.endKey(d, int(i), res)
+			refuse(i, res)
 		}
 	}
 	if m.Last {
 		for i := range d.late {
 			if d.late[i] == 0 {
-				c.endKey(d, i, Result{Cause: Unmatched, Reason: sessionpb.Reason_REASON_NOT_SUPPLIED, Text: "the producer's last word does not name it"})
+				refuse(uint32(i), Result{Cause: Unmatched, Reason: sessionpb.Reason_REASON_NOT_SUPPLIED, Text: "the producer's last word does not name it"})
 			}
 		}
 	}
+	if d.open > 0 && len(w.Refused)+len(w.WillCome) > 0 { // else its end says it all
+		c.emit(w)
+	}
 	c.settle(d)
 	return nil
+}
+
+// checkSupply reports an index that a demand of n keys does not have.
+func checkSupply(m *sessionpb.Supply, n uint32) error {
+	for _, i := range m.Available {
+		if i >= n {
+			return fmt.Errorf("Supply for job %d: key %d of %d", m.Job, i, n)
+		}
+	}
+	for _, i := range m.WillCome {
+		if i >= n {
+			return fmt.Errorf("Supply for job %d: key %d of %d will come", m.Job, i, n)
+		}
+	}
+	for _, r := range m.Refused {
+		for _, i := range r.GetIndices() {
+			if i >= n {
+				return fmt.Errorf("Supply for job %d: refused key %d of %d", m.Job, i, n)
+			}
+		}
+	}
+	return nil
+}
+
+// fresh returns the keys of a Supply that it is news of.
+func (d *demand) fresh(available []uint32) []int {
+	var fresh []int
+	named := make([]bool, len(d.results))
+	for _, i := range available {
+		if !named[i] && d.late[i] == 0 && d.results[i].Cause == Open {
+			named[i] = true // a second mention is no news
+			fresh = append(fresh, int(i))
+		}
+	}
+	return fresh
+}
+
+// promise notes keys that will come and returns those that it is news of.
+func (d *demand) promise(willCome []uint32) []uint32 {
+	var news []uint32
+	for _, i := range willCome {
+		if d.late[i] != 0 || d.results[i].Cause != Open {
+			continue
+		}
+		if d.promised == nil {
+			d.promised = make([]bool, len(d.results))
+		}
+		if !d.promised[i] {
+			d.promised[i] = true
+			news = append(news, i)
+		}
+	}
+	return news
 }
 
 func (c *Core) refusedResult(r *sessionpb.Refused) Result {

@@ -106,6 +106,9 @@ type Config struct {
 //	Abort                                      Aborted
 //	silence, connection lost                   PeerSuspect, Disconnected
 //
+// What the producer refuses, and what it says will come, is told at once as a Word:
+// the host can go on without it while other keys are still awaited.
+//
 // The end is told to the producer: Done (release) when it knows the fate of all
 // keys by itself, else Abort.
 //
@@ -116,6 +119,11 @@ type Config struct {
 // producer sends Done. An Abort, a release, the deadline, silence or a lost
 // connection ends the job from every state; when something was being pushed,
 // CancelPush comes first. JobEnded is the one end.
+//
+// While something is bound to the job, that is named as available and not sent, the job
+// lives on a lease: the consumer sends Renew three times in Limits.Lease of the
+// producer, as its Hello says, and without one for that long the job ends as Lapsed.
+// Pings do not renew: they say that the process lives, not that it wants the bytes.
 //
 // # Ids
 //
@@ -153,6 +161,7 @@ type Core struct {
 	demands    table[demand]
 	demandKeys int
 	owed       uint64 // bytes of keys that the peer has supplied and that are not there
+	renewAt    time.Duration
 
 	peerJob  JobID // highest id seen from the peer in this session's process
 	queries  table[query]
@@ -274,6 +283,9 @@ func (c *Core) nextWait() (time.Duration, func()) {
 		if j.Deadline < at {
 			at, f = j.Deadline, func() { c.expireJob(j) }
 		}
+		if c.leased(j) && j.lease < at {
+			at, f = j.lease, func() { c.lapse(j) }
+		}
 	}
 	take := func(t time.Duration, g func()) {
 		if t < at {
@@ -291,6 +303,9 @@ func (c *Core) nextWait() (time.Duration, func()) {
 		})
 	case linkUp:
 		take(c.pingAt, c.ping)
+		if c.owed > 0 && c.renewal() > 0 {
+			take(c.renewAt, c.renew)
+		}
 	}
 	if s, ok := c.suspectAt(); ok {
 		take(s, c.suspect)
@@ -550,7 +565,7 @@ func (c *Core) dispatch(e *sessionpb.Envelope) error {
 	case *sessionpb.Envelope_AbortAck:
 		return c.issued("AbortAck", JobID(m.AbortAck.GetJob()))
 	case *sessionpb.Envelope_Renew:
-		return nil
+		return c.receiveRenew(m.Renew)
 	case *sessionpb.Envelope_Ping:
 		return c.receivePing(m.Ping)
 	case *sessionpb.Envelope_Pong:

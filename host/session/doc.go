@@ -18,14 +18,19 @@
 // they land, so an aborted slot can be used again at once. The producer says per key
 // what is available and what is refused, when it knows (Supply), at the latest with its
 // last word; pushes the available ones over the data connections, which are not part of
-// this package; and says what became of each (Done).
+// this package; and says what became of each (Done). A producer that knows its plan says
+// at once what will come and what never will (leg demand), whether the demand came before
+// or while it computes. While bytes of a demand are due, the consumer renews its lease on
+// them (Renew).
 //
 //	consumer                         producer
 //	Demand{keys, slots, epochs} -->
+//	                            <--  Supply{will come, refused}   leg demand, when it begins
 //	                            <--  Supply{available, refused}   any number
 //	                            <==  bytes on the data connections
 //	                            <--  Supply{last}                 the last word
 //	                            <--  Done{code a key}
+//	Renew                       -->                               while bytes are due
 //	Done{release} or Abort      -->
 //	                            <--  AbortAck
 //

@@ -58,11 +58,13 @@ const (
 	Invalid
 	// Answered: a lookup that the peer answered.
 	Answered
+	// Lapsed: the consumer did not renew its lease on what the producer had bound to it.
+	Lapsed
 	causes
 )
 
 var causeNames = [causes]string{"open", "transferred", "unmatched", "checksum", "aborted", "peer_suspect", "disconnected",
-	"deadline", "transfer_late", "push_failed", "no_data", "busy", "refused", "invalid", "answered"}
+	"deadline", "transfer_late", "push_failed", "no_data", "busy", "refused", "invalid", "answered", "lapsed"}
 
 // String returns the name that logs and metrics use.
 func (c Cause) String() string {
@@ -131,6 +133,8 @@ type Query struct {
 type Answer struct {
 	Available []uint32
 	Refused   []Refusal
+	// WillCome is in the producer's plan and not here yet; each key gets another word.
+	WillCome []uint32
 	// Last is the last word: what is neither available nor refused by now is
 	// refused as not supplied.
 	Last bool
@@ -182,6 +186,15 @@ type (
 		Cause  Cause
 		Text   string
 	}
+	// Word tells what the producer has said of keys of a demand before its end. Refused
+	// are keys that have ended, by their index in the request, with Results in the same
+	// order; WillCome are keys in the producer's plan.
+	Word struct {
+		Job      JobID
+		Refused  []uint32
+		Results  []Result
+		WillCome []uint32
+	}
 	// DemandDone ends a demand, with one result a key in the order of the request.
 	DemandDone struct {
 		Job     JobID
@@ -217,6 +230,7 @@ func (Close) effect()      {}
 func (Changed) effect()    {}
 func (Up) effect()         {}
 func (LookupDone) effect() {}
+func (Word) effect()       {}
 func (DemandDone) effect() {}
 func (LookedUp) effect()   {}
 func (Demanded) effect()   {}

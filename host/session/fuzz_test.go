@@ -48,6 +48,8 @@ func FuzzReceive(f *testing.F) {
 	f.Add(true, frame(&sessionpb.Supply{Job: 2, Available: []uint32{0}, Last: true}, &sessionpb.Done{Job: 2, Codes: []sessionpb.Code{1, 1}}))
 	f.Add(true, frame(&sessionpb.States{Job: 1, States: make([]byte, 8)}, &sessionpb.Supply{Job: 2, Refused: []*sessionpb.Refused{{Indices: []uint32{1}}}}))
 	f.Add(true, frame(demand, &sessionpb.Done{Job: 1, Release: true, Codes: []sessionpb.Code{1, 7}}, &sessionpb.Goaway{}))
+	f.Add(true, frame(demand, &sessionpb.Renew{Jobs: []uint64{1}}, &sessionpb.Renew{Jobs: []uint64{2}}))
+	f.Add(true, frame(&sessionpb.Supply{Job: 2, WillCome: []uint32{0, 1, 0}}, &sessionpb.Supply{Job: 2, WillCome: []uint32{7}}))
 	f.Add(false, frame(hello, demand))
 	f.Add(false, frame(&sessionpb.HelloRefused{Reason: "no", Differences: []*sessionpb.Difference{{Field: "x"}}}))
 	f.Add(true, []byte{0, 3, 0xff, 0xff, 0xff})

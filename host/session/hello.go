@@ -29,6 +29,7 @@ func fillHello(h *sessionpb.Hello, l *Limits) *sessionpb.Hello {
 		h.Caps = &sessionpb.Caps{}
 	}
 	h.Caps.MaxKeys, h.Caps.MaxJobs = uint32(l.KeysMax), uint32(l.JobsMax)
+	h.Caps.LeaseMs = milliseconds(l.Lease)
 	return h
 }
 

@@ -32,6 +32,9 @@ type Limits struct {
 	// connections. The request's own deadline comes before it.
 	TransferBase           time.Duration
 	TransferBytesPerSecond uint64
+	// Lease is how long what is bound to a demand of the peer is kept without a Renew
+	// of it. The peer is told in the Hello and renews three times in that time.
+	Lease time.Duration
 	// Drain is how long the edge waits for jobs in work before it closes.
 	Drain time.Duration
 
@@ -69,6 +72,7 @@ func DefaultLimits() Limits {
 		RequestDeadlineMax:     10 * time.Minute,
 		TransferBase:           500 * time.Millisecond,
 		TransferBytesPerSecond: 200e6,
+		Lease:                  10 * time.Second,
 		Drain:                  5 * time.Second,
 		KeysMax:                32768, // two groups of 131,072 tokens in chunks of 16, twice
 		JobsMax:                1024,
@@ -94,7 +98,7 @@ func (l *Limits) Validate() error {
 		{"connect_hello", l.ConnectHello}, {"retry_min", l.RetryMin}, {"retry_max", l.RetryMax},
 		{"ping", l.Ping}, {"suspect", l.Suspect}, {"dead", l.Dead}, {"lookup", l.Lookup},
 		{"request_deadline", l.RequestDeadline}, {"request_deadline_max", l.RequestDeadlineMax},
-		{"transfer_base", l.TransferBase}, {"drain", l.Drain},
+		{"transfer_base", l.TransferBase}, {"lease", l.Lease}, {"drain", l.Drain},
 	}
 	for _, w := range waits {
 		if w.v < time.Millisecond {
@@ -120,6 +124,9 @@ func (l *Limits) Validate() error {
 		return fmt.Errorf("session limits: ping is %v and suspect %v; one late ping would make a living peer suspect: suspect must be at least twice ping", l.Ping, l.Suspect)
 	case l.Suspect >= l.Dead:
 		return fmt.Errorf("session limits: suspect is %v and dead %v; dead must be longer", l.Suspect, l.Dead)
+	case l.Lease < renewals*l.Ping:
+		return fmt.Errorf("session limits: lease is %v and ping %v; a lease is renewed %d times while it lasts, and no more often than pings are sent: lease must be at least %d times ping",
+			l.Lease, l.Ping, renewals, renewals)
 	case l.RetryMax < l.RetryMin:
 		return fmt.Errorf("session limits: retry_max is %v, below retry_min, %v", l.RetryMax, l.RetryMin)
 	case l.RequestDeadlineMax < l.RequestDeadline:
@@ -131,6 +138,18 @@ func (l *Limits) Validate() error {
 			l.KeysMax, l.KeysMax*perKeyBytesMax+4096, l.MessageBytesMax)
 	}
 	return nil
+}
+
+// renewals is how many times a lease is renewed while it lasts: two may be late.
+const renewals = 3
+
+// renewal returns the pause between two renewals of a peer's lease, 0 when it has none.
+// A peer that names a shorter lease than Limits.Validate accepts is not served faster.
+func (l *Limits) renewal(leaseMS uint32) time.Duration {
+	if leaseMS == 0 {
+		return 0
+	}
+	return max(l.Ping, time.Duration(leaseMS)*time.Millisecond/renewals)
 }
 
 // transfer returns the longest wait for n bytes.

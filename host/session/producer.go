@@ -28,6 +28,8 @@ type producerJob struct {
 	pending int
 	pushing int
 	last    bool
+	told    []bool        // per key: the consumer knows that it will come; nil before the first
+	lease   time.Duration // when what is bound to the job is let go, unless it is renewed
 }
 
 // refusedTextsMax bounds the different refusals of one Supply; with TextBytesMax it
@@ -48,6 +50,7 @@ var reasonTexts = map[sessionpb.Reason]string{
 	sessionpb.Reason_REASON_DRAINING:        "the producer is draining",
 	sessionpb.Reason_REASON_FINISHED:        "the transfer is finished and what it held is gone",
 	sessionpb.Reason_REASON_MISS:            "not in the producer's tier",
+	sessionpb.Reason_REASON_NOT_PLANNED:     "not in the plan of the producer's request",
 }
 
 // ReasonText says a reason for people.
@@ -160,8 +163,11 @@ func (c *Core) receiveDemand(m *sessionpb.Demand) error {
 }
 
 func (c *Core) sendSupply(id JobID, available []uint32, refused []*sessionpb.Refused, last bool) {
-	c.send(&sessionpb.Envelope{Message: &sessionpb.Envelope_Supply{Supply: &sessionpb.Supply{
-		Job: uint64(id), Available: available, Refused: refused, Last: last}}})
+	c.sendWords(&sessionpb.Supply{Job: uint64(id), Available: available, Refused: refused, Last: last})
+}
+
+func (c *Core) sendWords(s *sessionpb.Supply) {
+	c.send(&sessionpb.Envelope{Message: &sessionpb.Envelope_Supply{Supply: s}})
 }
 
 // Supply says that keys of a job are here and are to be pushed.
@@ -188,6 +194,10 @@ func (c *Core) Answer(now time.Duration, id JobID, a Answer) bool {
 		return false
 	}
 	available := j.take(a.Available, keyPushing)
+	if j.pushing == 0 { // what is bound from now on has a whole lease
+		j.lease = c.now + c.cfg.Limits.Lease
+		c.waits(j.lease)
+	}
 	j.pushing += len(available)
 	var refused []*sessionpb.Refused
 	for _, r := range a.Refused {
@@ -203,8 +213,9 @@ func (c *Core) Answer(now time.Duration, id JobID, a Answer) bool {
 	}
 	last := !j.last && j.pending == 0
 	j.last = j.pending == 0
-	if len(available)+len(refused) > 0 || last {
-		c.sendSupply(id, available, refused, last)
+	willCome := j.promise(a.WillCome)
+	if len(available)+len(refused)+len(willCome) > 0 || last {
+		c.sendWords(&sessionpb.Supply{Job: uint64(id), Available: available, Refused: refused, Last: last, WillCome: willCome})
 	}
 	if len(available) > 0 {
 		c.emit(Push{Job: id, Indices: available})
@@ -220,6 +231,24 @@ func (j *producerJob) take(indices []uint32, to keyState) []uint32 {
 		if int64(i) < int64(len(j.state)) && j.state[i] == keyPending {
 			j.state[i] = to
 			j.pending--
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// promise notes which pending keys among indices the consumer is told of, once each.
+func (j *producerJob) promise(indices []uint32) []uint32 {
+	var out []uint32
+	for _, i := range indices {
+		if int64(i) >= int64(len(j.state)) || j.state[i] != keyPending {
+			continue
+		}
+		if j.told == nil {
+			j.told = make([]bool, len(j.state))
+		}
+		if !j.told[i] {
+			j.told[i] = true
 			out = append(out, i)
 		}
 	}
@@ -321,7 +350,7 @@ func producerCode(c Cause) sessionpb.Code {
 		return sessionpb.Code_CODE_NO_DATA
 	case PushFailed:
 		return sessionpb.Code_CODE_PUSH_FAILED
-	case Aborted, Deadline, PeerSuspect:
+	case Aborted, Deadline, PeerSuspect, Lapsed:
 		return sessionpb.Code_CODE_CANCELLED
 	}
 	return sessionpb.Code_CODE_FAILED
@@ -337,6 +366,36 @@ func (c *Core) expireJob(j *producerJob) {
 	const text = "the consumer's deadline passed"
 	c.stopJob(j, Deadline, text)
 	c.endJob(j, text, true)
+}
+
+// leased says whether a job's end may come from its lease: something is bound to it, and
+// the consumer is one that renews.
+func (c *Core) leased(j *producerJob) bool {
+	return j.pushing > 0 && c.hello.GetCaps().GetLeaseMs() > 0
+}
+
+// lapse ends a job whose consumer lives and does not want what is bound to it any more.
+func (c *Core) lapse(j *producerJob) {
+	text := fmt.Sprintf("the consumer did not renew its lease within deadlines.lease_ms, %v", c.cfg.Limits.Lease)
+	c.stopJob(j, Lapsed, text)
+	c.endJob(j, text, true)
+}
+
+// receiveRenew gives jobs another lease. One that has ended is no news to the consumer
+// yet.
+func (c *Core) receiveRenew(m *sessionpb.Renew) error {
+	if n := len(m.Jobs); n > c.cfg.Limits.JobsMax {
+		return fmt.Errorf("message Renew for %d jobs; at most %d are allowed", n, c.cfg.Limits.JobsMax)
+	}
+	for _, id := range m.Jobs {
+		if err := c.seen("Renew", JobID(id)); err != nil {
+			return err
+		}
+		if j := c.jobs.get(JobID(id)); j != nil {
+			j.lease = c.now + c.cfg.Limits.Lease
+		}
+	}
+	return nil
 }
 
 // receiveAbort cancels a job of the peer, whatever state it is in, and says so.

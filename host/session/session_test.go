@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +54,8 @@ type solo struct {
 	t    testing.TB
 	at   time.Duration
 	seen []Effect
+	// rewind is where a wait of TestWaits began, plus 1, when not at the present time.
+	rewind time.Duration
 }
 
 func newSolo(t testing.TB, change ...func(*Config)) *solo {
@@ -185,6 +188,10 @@ func TestWaits(t *testing.T) {
 			return len(d) == 1 && d[0].Results[0].Cause == want && d[0].Results[0].Text != ""
 		}
 	}
+	lapsed := func(s *solo) bool {
+		e, c, d := take[JobEnded](s), take[CancelPush](s), sent[*sessionpb.Done](s)
+		return len(e) == 1 && len(c) == 1 && len(d) == 1 && slices.ContainsFunc(e[0].Results, func(r Result) bool { return r.Cause == Lapsed && strings.Contains(r.Text, "lease_ms") })
+	}
 	dialled := func(s *solo) bool { return len(take[Dial](s)) == 1 }
 	var job JobID
 	for _, w := range []struct {
@@ -243,6 +250,43 @@ func TestWaits(t *testing.T) {
 				e, m := take[JobEnded](s), sent[*sessionpb.Supply](s)
 				return len(e) == 1 && len(m) == 1 && m[0].Last && m[0].Refused[0].Reason == sessionpb.Reason_REASON_NO_LAST_WORD
 			}},
+		{"producer, will come", 2 * time.Second, func(s *solo) {
+			s.up()
+			s.incoming(1, 2)
+			s.Answer(s.at, 1, Answer{WillCome: []uint32{0, 1}})
+			sent[*sessionpb.Supply](s)
+		}, false,
+			func(s *solo) bool {
+				e, m := take[JobEnded](s), sent[*sessionpb.Supply](s)
+				return len(e) == 1 && len(m) == 1 && m[0].Last && m[0].Refused[0].Reason == sessionpb.Reason_REASON_NO_LAST_WORD
+			}},
+		{"bound supply, never renewed", l.Lease, func(s *solo) { s.up(); s.bound(1, l.Lease) }, false, lapsed},
+		{"bound supply, renewed once", l.Lease + 7*time.Second, func(s *solo) {
+			s.up()
+			s.bound(1, l.Lease)
+			at := s.at
+			s.talk(at + 7*time.Second)
+			s.Receive(s.at, envelope(&sessionpb.Renew{Jobs: []uint64{1}}))
+			s.rewind = at + 1
+		}, false, lapsed},
+		{"bound supply, the next bound after the first was sent", l.Lease + 7*time.Second, func(s *solo) {
+			s.up()
+			s.bound(1, l.Lease)
+			at := s.at
+			s.Pushed(s.at, 1, 0, Transferred, "")
+			s.talk(at + 7*time.Second)
+			s.Supply(s.at, 1, []uint32{1})
+			s.rewind = at + 1
+		}, false, lapsed},
+		{"renewal", l.Lease / 3, func(s *solo) {
+			s.up()
+			job = s.Demand(s.at, testDemand(2, 0))
+			s.cfg.Limits.TransferBase = time.Minute
+			s.Receive(s.at, envelope(&sessionpb.Supply{Job: uint64(job), Available: []uint32{0}}))
+		}, false, func(s *solo) bool {
+			m := sent[*sessionpb.Renew](s)
+			return len(m) == 1 && len(m[0].Jobs) == 1 && m[0].Jobs[0] == uint64(job)
+		}},
 		{"producer, a push", 2 * time.Second, func(s *solo) { s.up(); s.incoming(1, 2); s.Supply(s.at, 1, []uint32{0, 1}) }, false,
 			func(s *solo) bool { return len(take[JobEnded](s)) == 1 && len(take[CancelPush](s)) == 1 }},
 	} {
@@ -250,6 +294,9 @@ func TestWaits(t *testing.T) {
 			s := newSolo(t)
 			w.begin(s)
 			start := s.at
+			if s.rewind != 0 {
+				start = s.rewind - 1
+			}
 			if w.quiet {
 				s.to(start + w.limit - 1)
 			} else {
@@ -267,6 +314,124 @@ func (s *solo) incoming(job JobID, n int) {
 	d := testDemand(n, 0)
 	s.Receive(s.at, envelope(&sessionpb.Demand{Job: uint64(job), TransferId: "t", RequestId: "r", Leg: LegPD,
 		Keys: packKeys(d.Keys), Slots: d.Slots, Epochs: d.Epochs, DeadlineMs: 2000}))
+}
+
+// bound brings a demand for two keys with a deadline long after the lease, and supplies
+// the first.
+func (s *solo) bound(job JobID, lease time.Duration) {
+	d := testDemand(2, 0)
+	s.Receive(s.at, envelope(&sessionpb.Demand{Job: uint64(job), TransferId: "t", RequestId: "r", Leg: LegPD,
+		Keys: packKeys(d.Keys), Slots: d.Slots, Epochs: d.Epochs, DeadlineMs: milliseconds(10 * lease)}))
+	require.True(s.t, s.Supply(s.at, job, []uint32{0}))
+}
+
+// TestLease: a consumer renews what waits for bytes and nothing else, three times a lease;
+// who knows of no leases neither renews nor loses anything; a demand that still waits for
+// its producer has no lease.
+func TestLease(t *testing.T) {
+	l := DefaultLimits()
+	slow := func(c *Config) { c.Limits.TransferBase = time.Minute }
+	s := newSolo(t, slow).up()
+	waiting := s.Demand(s.at, testDemand(1, time.Minute))
+	due := s.Demand(s.at, testDemand(2, time.Minute))
+	s.Receive(s.at, envelope(&sessionpb.Supply{Job: uint64(due), Available: []uint32{0, 1}}))
+	s.Receive(s.at, envelope(&sessionpb.Supply{Job: uint64(waiting), WillCome: []uint32{0}}))
+	s.talk(s.at + l.Lease)
+	renews := sent[*sessionpb.Renew](s)
+	require.Len(t, renews, 3)
+	for _, m := range renews {
+		require.Equal(t, []uint64{uint64(due)}, m.Jobs)
+	}
+	s.Arrived(s.at, due, 0, Transferred, "")
+	s.Arrived(s.at, due, 1, Transferred, "")
+	s.talk(s.at + l.Lease)
+	require.Empty(t, sent[*sessionpb.Renew](s), "nothing waits for bytes")
+
+	old := newSolo(t, slow)
+	old.Connected(0)
+	h := fillHello(testHello("b", 2), &l)
+	h.Caps.LeaseMs = 0
+	old.Receive(0, envelope(h))
+	due = old.Demand(0, testDemand(1, time.Minute))
+	old.Receive(0, envelope(&sessionpb.Supply{Job: uint64(due), Available: []uint32{0}}))
+	old.bound(1, l.Lease)
+	old.talk(3 * l.Lease)
+	require.Empty(t, sent[*sessionpb.Renew](old), "it does not know the message")
+	require.Empty(t, take[JobEnded](old), "and sends none")
+
+	p := newSolo(t).up()
+	p.incoming(1, 1)
+	require.EqualValues(t, 10_000, fillHello(testHello("b", 2), &l).Caps.LeaseMs)
+	p.Receive(p.at, envelope(&sessionpb.Renew{Jobs: []uint64{1, 1}}))
+	require.Empty(t, take[Close](p))
+	p.Receive(p.at, envelope(&sessionpb.Renew{Jobs: []uint64{2}}))
+	require.Contains(t, take[Close](p)[0].Reason, "Renew for job 2, but the last one that came is 1")
+	p = newSolo(t, func(c *Config) { c.Limits.JobsMax = 1 }).up()
+	p.incoming(1, 1)
+	p.Receive(p.at, envelope(&sessionpb.Renew{Jobs: []uint64{1, 1}}))
+	require.Contains(t, take[Close](p)[0].Reason, "Renew for 2 jobs; at most 1")
+
+	// A peer that asks for haste is not served faster than it is pinged.
+	require.Equal(t, l.Ping, l.renewal(1))
+	require.Equal(t, 20*time.Second, l.renewal(60_000))
+}
+
+// TestWords: what a Supply refuses or promises is told before the demand ends, once; what
+// it promises may still be supplied or refused, and the end says it all.
+func TestWords(t *testing.T) {
+	s := newSolo(t).up()
+	d := testDemand(5, 0)
+	d.Leg = LegDemand
+	id := s.Demand(s.at, d)
+	say := func(m *sessionpb.Supply) []Word {
+		m.Job = uint64(id)
+		s.Receive(s.at, envelope(m))
+		return take[Word](s)
+	}
+	no := func(r sessionpb.Reason, i ...uint32) []*sessionpb.Refused {
+		return []*sessionpb.Refused{{Indices: i, Reason: r, Text: "so it is"}}
+	}
+	w := say(&sessionpb.Supply{WillCome: []uint32{0, 1, 2, 2}, Refused: no(sessionpb.Reason_REASON_NOT_PLANNED, 4, 4)})
+	require.Equal(t, []Word{{Job: id, Refused: []uint32{4}, Results: []Result{{Unmatched, sessionpb.Reason_REASON_NOT_PLANNED, "so it is"}}, WillCome: []uint32{0, 1, 2}}}, w)
+	require.Empty(t, say(&sessionpb.Supply{WillCome: []uint32{0, 4}}), "no news")
+	require.Empty(t, say(&sessionpb.Supply{Available: []uint32{0}}), "bytes speak for themselves")
+	require.Empty(t, say(&sessionpb.Supply{WillCome: []uint32{0}}), "it is more than promised")
+	w = say(&sessionpb.Supply{Refused: no(sessionpb.Reason_REASON_NO_ROOM, 1)})
+	require.Equal(t, []uint32{1}, w[0].Refused)
+	require.True(t, s.Arrived(s.at, id, 0, Transferred, ""))
+	require.Empty(t, say(&sessionpb.Supply{Last: true}), "the end says it")
+	end := take[DemandDone](s)[0].Results
+	require.Equal(t, []Cause{Transferred, Unmatched, Unmatched, Unmatched, Unmatched}, causes1(end))
+	require.Equal(t, sessionpb.Reason_REASON_NOT_SUPPLIED, end[2].Reason)
+	s.Demand(s.at, d)
+	id++
+	say(&sessionpb.Supply{WillCome: []uint32{5}})
+	require.Contains(t, take[Close](s)[0].Reason, "Supply for job 2: key 5 of 5 will come")
+}
+
+// TestWillCome: a producer says so once a key, and the key still gets its word.
+func TestWillCome(t *testing.T) {
+	s := newSolo(t).up()
+	s.incoming(1, 4)
+	words := func(a Answer) *sessionpb.Supply {
+		require.True(t, s.Answer(s.at, 1, a))
+		if m := sent[*sessionpb.Supply](s); len(m) > 0 {
+			return m[0]
+		}
+		return nil
+	}
+	m := words(Answer{WillCome: []uint32{0, 1, 1, 77}, Refused: []Refusal{{Indices: []uint32{3}, Reason: sessionpb.Reason_REASON_NOT_PLANNED}}})
+	require.Equal(t, []uint32{0, 1}, m.WillCome)
+	require.Equal(t, "not in the plan of the producer's request", m.Refused[0].Text)
+	require.False(t, m.Last)
+	require.Nil(t, words(Answer{WillCome: []uint32{1, 3}}), "no news, no message")
+	m = words(Answer{Available: []uint32{0}, WillCome: []uint32{0, 2}})
+	require.Equal(t, []uint32{0}, m.Available)
+	require.Equal(t, []uint32{2}, m.WillCome)
+	m = words(Answer{WillCome: []uint32{1}, Last: true})
+	require.True(t, m.Last)
+	require.Equal(t, []uint32{1, 2}, m.Refused[0].Indices)
+	require.Empty(t, m.WillCome)
 }
 
 // TestBackoff: the pause doubles from RetryMin to RetryMax, jitter takes up to half.
@@ -298,14 +463,21 @@ func TestSilentAtTheDeadline(t *testing.T) {
 		{LegPD, true, sessionpb.Reason_REASON_NO_LAST_WORD, "had not begun or not finished"},
 		{LegProbe, true, sessionpb.Reason_REASON_NONE, "no word of the producer"},
 		{LegPD, false, sessionpb.Reason_REASON_NONE, "no session with the producer"},
+		{LegDemand, true, sessionpb.Reason_REASON_NOT_BEGUN, "had not begun the request"},
+		{LegDemand, false, sessionpb.Reason_REASON_NONE, "no session with the producer"},
+		{"demand, begun", true, sessionpb.Reason_REASON_NO_LAST_WORD, "had not finished the request"},
 	} {
 		s := newSolo(t)
 		if c.up {
 			s.up()
 		}
 		d := testDemand(2, 100*ms)
-		d.Leg = c.leg
-		s.Demand(s.at, d)
+		leg, begun := strings.CutSuffix(c.leg, ", begun")
+		d.Leg = leg
+		id := s.Demand(s.at, d)
+		if begun {
+			s.Receive(s.at, envelope(&sessionpb.Supply{Job: uint64(id), WillCome: []uint32{0}}))
+		}
 		s.to(s.at + 100*ms)
 		for _, r := range take[DemandDone](s)[0].Results {
 			require.Equal(t, Deadline, r.Cause)
@@ -779,6 +951,7 @@ func TestLimits(t *testing.T) {
 	for want, change := range map[string]func(*Limits){
 		"ping is 0s":                func(l *Limits) { l.Ping = 0 },
 		"at least twice ping":       func(l *Limits) { l.Ping = 400 * ms },
+		"lease must be at least 3":  func(l *Limits) { l.Lease = 700 * ms },
 		"dead must be longer":       func(l *Limits) { l.Dead = l.Suspect },
 		"below retry_min":           func(l *Limits) { l.RetryMax = l.RetryMin - ms },
 		"request_deadline_max":      func(l *Limits) { l.RequestDeadlineMax = ms },

@@ -29,7 +29,13 @@ type world struct {
 	down   bool // the network refuses connections
 	cut    bool // data is lost
 	causes map[Cause]int
+	base   time.Duration // Limits.TransferBase: with the long one a lease may lapse first
+	lapses int
+	words  int // keys that a Word has ended
 }
+
+// simLease is the shortest lease that Limits.Validate accepts beside the default ping.
+const simLease = 750 * ms
 
 type event struct {
 	at   time.Duration
@@ -53,10 +59,15 @@ type simNode struct {
 	jobs    map[JobID]*simJob // producer's
 	thawed  time.Duration
 	ended   int
+	forgets bool // it sends no Renew
 }
 
 type simDemand struct {
 	n        int
+	leg      string
+	spoken   bool           // a Supply came
+	refused  map[int]Result // by a Word
+	promised map[int]bool
 	deadline time.Duration
 	supplied map[int]time.Duration // when its bytes are late
 }
@@ -64,10 +75,14 @@ type simDemand struct {
 type simJob struct {
 	job     Job
 	pushing map[uint32]bool
+	lease   time.Duration // while something is pushed
 }
 
 func newWorld(t require.TestingT, seed uint64) *world {
-	w := &world{t: t, causes: map[Cause]int{}, rnd: rand.New(rand.NewPCG(seed, 1))}
+	w := &world{t: t, causes: map[Cause]int{}, rnd: rand.New(rand.NewPCG(seed, 1)), base: DefaultLimits().TransferBase}
+	if w.rnd.IntN(2) == 0 {
+		w.base = 3 * time.Second
+	}
 	w.boot(1)
 	w.boot(0) // the one that dials
 	return w
@@ -84,6 +99,7 @@ func (w *world) boot(i int) {
 	}
 	cfg := testConfig([]string{"a", "b"}[i], []string{"b", "a"}[i], n.boot, i == 0)
 	cfg.Jitter = w.rnd.Float64
+	cfg.Limits.Lease, cfg.Limits.TransferBase = simLease, w.base
 	c, err := New(w.now, cfg)
 	require.NoError(w.t, err)
 	n.core = c
@@ -189,6 +205,8 @@ func (w *world) effect(n *simNode, e Effect) {
 		require.NotEqual(w.t, Open, e.Cause)
 		delete(n.lookups, e.Job)
 		n.ended++
+	case Word:
+		w.word(n, e)
 	case DemandDone:
 		w.demandDone(n, e)
 	case LookedUp:
@@ -202,6 +220,9 @@ func (w *world) effect(n *simNode, e Effect) {
 		n.jobs[e.Job.ID] = &simJob{job: e.Job, pushing: map[uint32]bool{}}
 		w.produce(n, e.Job)
 	case Push:
+		if len(n.jobs[e.Job].pushing) == 0 {
+			n.jobs[e.Job].lease = w.now + simLease
+		}
 		for _, i := range e.Indices {
 			require.False(w.t, n.jobs[e.Job].pushing[i], "a key is pushed once")
 			n.jobs[e.Job].pushing[i] = true
@@ -217,8 +238,31 @@ func (w *world) effect(n *simNode, e Effect) {
 		require.LessOrEqual(w.t, w.now, max(j.job.Deadline, n.thawed))
 		for _, r := range e.Results {
 			require.NotEqual(w.t, Open, r.Cause)
+			if r.Cause == Lapsed {
+				w.lapses++
+				require.GreaterOrEqual(w.t, w.now, j.lease, "it lapsed before its lease")
+				require.LessOrEqual(w.t, w.now, max(j.lease, n.thawed), "it outlived its lease")
+			}
 		}
 		delete(n.jobs, e.Job)
+	}
+}
+
+// word checks what is told before the end: each key once, and only open ones.
+func (w *world) word(n *simNode, e Word) {
+	d := n.demands[e.Job]
+	require.NotNil(w.t, d, "a word after the end")
+	require.Len(w.t, e.Results, len(e.Refused))
+	for k, i := range e.Refused {
+		require.NotContains(w.t, d.refused, int(i), "a key ends once")
+		require.NotContains(w.t, []Cause{Open, Transferred}, e.Results[k].Cause)
+		d.refused[int(i)] = e.Results[k]
+		w.words++
+	}
+	for _, i := range e.WillCome {
+		require.NotContains(w.t, d.refused, int(i), "it does not come")
+		require.False(w.t, d.promised[int(i)], "told once")
+		d.promised[int(i)] = true
 	}
 }
 
@@ -233,6 +277,12 @@ func (w *world) demandDone(n *simNode, e DemandDone) {
 	require.LessOrEqual(w.t, w.now, max(d.deadline, n.thawed), "a demand outlives its deadline")
 	for i, r := range e.Results {
 		w.causes[r.Cause]++
+		if told, ok := d.refused[i]; ok {
+			require.Equal(w.t, told, r, "the end differs from the word")
+		}
+		if r.Cause == Deadline && r.Reason != sessionpb.Reason_REASON_NONE {
+			require.Equal(w.t, d.leg == LegDemand && !d.spoken, r.Reason == sessionpb.Reason_REASON_NOT_BEGUN)
+		}
 		switch r.Cause {
 		case Deadline:
 			require.GreaterOrEqual(w.t, w.now, d.deadline)
@@ -250,6 +300,9 @@ func (w *world) demandDone(n *simNode, e DemandDone) {
 func (w *world) send(n *simNode, e *sessionpb.Envelope) {
 	b, err := proto.Marshal(e)
 	require.NoError(w.t, err)
+	if n.forgets && e.GetRenew() != nil {
+		return
+	}
 	n.last = max(n.last, w.now+w.delay(20*ms))
 	id, o := n.conn, w.nodes[1-n.id]
 	w.after(n.last-w.now, 1-n.id, func() {
@@ -261,9 +314,16 @@ func (w *world) send(n *simNode, e *sessionpb.Envelope) {
 		s := m.GetSupply()
 		var d *simDemand
 		if s != nil {
-			d = o.demands[JobID(s.Job)]
+			if d = o.demands[JobID(s.Job)]; d != nil {
+				d.spoken = true
+			}
 		}
 		o.core.Receive(w.now, m)
+		for _, id := range m.GetRenew().GetJobs() {
+			if j := o.jobs[JobID(id)]; j != nil && len(j.pushing) > 0 && o.core.jobs.get(JobID(id)) != nil {
+				j.lease = w.now + simLease
+			}
+		}
 		if o.core.link == linkUp {
 			o.heard = w.now
 		}
@@ -281,6 +341,18 @@ func (w *world) send(n *simNode, e *sessionpb.Envelope) {
 
 // produce is a host that says its words in any order, or never.
 func (w *world) produce(n *simNode, j Job) {
+	if w.rnd.IntN(2) == 0 { // a plan, and what it says of some keys
+		var a Answer
+		for i := range j.Keys {
+			switch w.rnd.IntN(6) {
+			case 0:
+				a.Refused = append(a.Refused, Refusal{Indices: []uint32{uint32(i)}, Reason: sessionpb.Reason_REASON_NOT_PLANNED})
+			case 1, 2, 3:
+				a.WillCome = append(a.WillCome, uint32(i))
+			}
+		}
+		w.after(w.delay(time.Second), n.id, func() { n.core.Answer(w.now, j.ID, a); w.carry(n) })
+	}
 	for i := range j.Keys {
 		switch w.rnd.IntN(5) {
 		case 0: // no word
@@ -420,6 +492,7 @@ func (w *world) check() {
 		}
 		for id, j := range n.jobs {
 			w.must(w.now < j.job.Deadline, "node %d: job %d outlives its deadline", n.id, id)
+			w.must(len(j.pushing) == 0 || w.now < j.lease, "node %d: what is bound to job %d outlives its lease", n.id, id)
 		}
 		w.checkSums(n)
 		t, ok := c.Wake()
@@ -457,8 +530,9 @@ func (w *world) checkSums(n *simNode) {
 func (w *world) demand(i, keys int, timeout time.Duration) JobID {
 	n := w.nodes[i]
 	req := testDemand(keys, timeout)
+	req.Leg = []string{LegPD, LegDemand}[w.rnd.IntN(2)]
 	id := n.core.Demand(w.now, req)
-	n.demands[id] = &simDemand{n: keys, deadline: w.now + timeout, supplied: map[int]time.Duration{}}
+	n.demands[id] = &simDemand{n: keys, leg: req.Leg, deadline: w.now + timeout, supplied: map[int]time.Duration{}, refused: map[int]Result{}, promised: map[int]bool{}}
 	w.carry(n)
 	return id
 }
@@ -526,7 +600,10 @@ func TestWorld(t *testing.T) {
 					w.carry(w.nodes[i])
 				}
 			},
-			"restart":  func(rt *rapid.T) { w.boot(node.Draw(rt, "node")) },
+			"restart": func(rt *rapid.T) { w.boot(node.Draw(rt, "node")) },
+			"forget": func(rt *rapid.T) {
+				w.nodes[node.Draw(rt, "node")].forgets = rapid.Bool().Draw(rt, "forgets")
+			},
 			"network":  func(rt *rapid.T) { w.down = rapid.Bool().Draw(rt, "down") },
 			"cut data": func(rt *rapid.T) { w.cut = rapid.Bool().Draw(rt, "cut") },
 			"time": func(rt *rapid.T) {
@@ -555,9 +632,12 @@ func TestWorld(t *testing.T) {
 // TestDeterministic: the same inputs give the same effects.
 func TestDeterministic(t *testing.T) {
 	var causes map[Cause]int
+	lapses, words := 0, 0
 	trace := func() string {
 		w := newWorld(t, 7)
 		causes = w.causes
+		w.nodes[1].forgets = true
+		defer func() { lapses, words = w.lapses, w.words }()
 		for i := range 120 {
 			w.demand(i%2, 1+i%5, time.Duration(1+i%3)*600*ms)
 			w.lookup(i%2, 3)
@@ -574,4 +654,6 @@ func TestDeterministic(t *testing.T) {
 	for _, c := range []Cause{Transferred, Unmatched, Checksum, Deadline, TransferLate, PushFailed, Disconnected} {
 		require.NotZero(t, causes[c], "the run shows %v", c)
 	}
+	require.NotZero(t, lapses, "the run shows leases that lapse")
+	require.NotZero(t, words, "the run shows keys that end before their demand")
 }

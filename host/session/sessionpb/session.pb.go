@@ -49,6 +49,9 @@ const (
 	Reason_REASON_FINISHED Reason = 11
 	Reason_REASON_MISS     Reason = 12
 	Reason_REASON_OTHER    Reason = 13
+	// Leg demand: the request has begun, and its plan does not hold the key: it is beyond
+	// what is stored, a policy or a rule leaves it out, or it is of another prompt.
+	Reason_REASON_NOT_PLANNED Reason = 14
 )
 
 // Enum value maps for Reason.
@@ -68,6 +71,7 @@ var (
 		11: "REASON_FINISHED",
 		12: "REASON_MISS",
 		13: "REASON_OTHER",
+		14: "REASON_NOT_PLANNED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_NONE":            0,
@@ -84,6 +88,7 @@ var (
 		"REASON_FINISHED":        11,
 		"REASON_MISS":            12,
 		"REASON_OTHER":           13,
+		"REASON_NOT_PLANNED":     14,
 	}
 )
 
@@ -763,8 +768,11 @@ type Caps struct {
 	Roles          []string               `protobuf:"bytes,3,rep,name=roles,proto3" json:"roles,omitempty"`
 	Legs           []string               `protobuf:"bytes,4,rep,name=legs,proto3" json:"legs,omitempty"`
 	// Keys that one message may name, and jobs that the node takes from one peer.
-	MaxKeys       uint32 `protobuf:"varint,5,opt,name=max_keys,json=maxKeys,proto3" json:"max_keys,omitempty"`
-	MaxJobs       uint32 `protobuf:"varint,6,opt,name=max_jobs,json=maxJobs,proto3" json:"max_jobs,omitempty"`
+	MaxKeys uint32 `protobuf:"varint,5,opt,name=max_keys,json=maxKeys,proto3" json:"max_keys,omitempty"`
+	MaxJobs uint32 `protobuf:"varint,6,opt,name=max_jobs,json=maxJobs,proto3" json:"max_jobs,omitempty"`
+	// How long the node keeps what it has bound to a demand without a Renew of it. A node
+	// that says 0 neither takes nor sends Renew, and is not held to a lease.
+	LeaseMs       uint32 `protobuf:"varint,7,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -837,6 +845,13 @@ func (x *Caps) GetMaxKeys() uint32 {
 func (x *Caps) GetMaxJobs() uint32 {
 	if x != nil {
 		return x.MaxJobs
+	}
+	return 0
+}
+
+func (x *Caps) GetLeaseMs() uint32 {
+	if x != nil {
+		return x.LeaseMs
 	}
 	return 0
 }
@@ -1189,14 +1204,19 @@ func (x *Demand) GetDeadlineMs() uint32 {
 	return 0
 }
 
-// Supply says which keys of a demand are or will be sent, and which never will.
+// Supply says which keys of a demand are here and are sent now, which are still to be
+// computed, and which never come.
 type Supply struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Job       uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
 	Available []uint32               `protobuf:"varint,2,rep,packed,name=available,proto3" json:"available,omitempty"`
 	Refused   []*Refused             `protobuf:"bytes,3,rep,name=refused,proto3" json:"refused,omitempty"`
-	// The last word: a key that no Supply has named never comes.
-	Last          bool `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`
+	// The last word: a key that no Supply has named, or only in will_come, never comes.
+	Last bool `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`
+	// In the producer's plan and not here yet: a later Supply makes it available, or
+	// refuses it when something goes wrong. A reader that does not know this field loses
+	// nothing but the news.
+	WillCome      []uint32 `protobuf:"varint,5,rep,packed,name=will_come,json=willCome,proto3" json:"will_come,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1257,6 +1277,13 @@ func (x *Supply) GetLast() bool {
 		return x.Last
 	}
 	return false
+}
+
+func (x *Supply) GetWillCome() []uint32 {
+	if x != nil {
+		return x.WillCome
+	}
+	return nil
 }
 
 type Refused struct {
@@ -1478,11 +1505,11 @@ func (x *AbortAck) GetJob() uint64 {
 	return 0
 }
 
-// Renew keeps parked supply that a consumer has bound. Reserved: protocol 1 does
-// not send it and ignores it.
+// Renew keeps what demands of the sender have bound for another lease of the receiver
+// (Caps.lease_ms).
 type Renew struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	TransferIds   []string               `protobuf:"bytes,1,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
+	Jobs          []uint64               `protobuf:"varint,2,rep,packed,name=jobs,proto3" json:"jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1517,9 +1544,9 @@ func (*Renew) Descriptor() ([]byte, []int) {
 	return file_session_proto_rawDescGZIP(), []int{15}
 }
 
-func (x *Renew) GetTransferIds() []string {
+func (x *Renew) GetJobs() []uint64 {
 	if x != nil {
-		return x.TransferIds
+		return x.Jobs
 	}
 	return nil
 }
@@ -1728,7 +1755,7 @@ const file_session_proto_rawDesc = "" +
 	"\x05dtype\x18\a \x01(\tR\x05dtype\x12\x14\n" +
 	"\x05draft\x18\b \x01(\bR\x05draft\x12\x1f\n" +
 	"\vchunk_bytes\x18\t \x01(\x04R\n" +
-	"chunkBytes\"\xaf\x01\n" +
+	"chunkBytes\"\xca\x01\n" +
 	"\x04Caps\x12\x1d\n" +
 	"\n" +
 	"max_tokens\x18\x01 \x01(\x04R\tmaxTokens\x12(\n" +
@@ -1736,7 +1763,8 @@ const file_session_proto_rawDesc = "" +
 	"\x05roles\x18\x03 \x03(\tR\x05roles\x12\x12\n" +
 	"\x04legs\x18\x04 \x03(\tR\x04legs\x12\x19\n" +
 	"\bmax_keys\x18\x05 \x01(\rR\amaxKeys\x12\x19\n" +
-	"\bmax_jobs\x18\x06 \x01(\rR\amaxJobs\"f\n" +
+	"\bmax_jobs\x18\x06 \x01(\rR\amaxJobs\x12\x19\n" +
+	"\blease_ms\x18\a \x01(\rR\aleaseMs\"f\n" +
 	"\fHelloRefused\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12>\n" +
 	"\vdifferences\x18\x02 \x03(\v2\x1c.tierd.session.v1.DifferenceR\vdifferences\"L\n" +
@@ -1767,12 +1795,13 @@ const file_session_proto_rawDesc = "" +
 	"\x05slots\x18\x06 \x03(\rR\x05slots\x12\x16\n" +
 	"\x06epochs\x18\a \x03(\x04R\x06epochs\x12\x1f\n" +
 	"\vdeadline_ms\x18\b \x01(\rR\n" +
-	"deadlineMs\"\x81\x01\n" +
+	"deadlineMs\"\x9e\x01\n" +
 	"\x06Supply\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x1c\n" +
 	"\tavailable\x18\x02 \x03(\rR\tavailable\x123\n" +
 	"\arefused\x18\x03 \x03(\v2\x19.tierd.session.v1.RefusedR\arefused\x12\x12\n" +
-	"\x04last\x18\x04 \x01(\bR\x04last\"i\n" +
+	"\x04last\x18\x04 \x01(\bR\x04last\x12\x1b\n" +
+	"\twill_come\x18\x05 \x03(\rR\bwillCome\"i\n" +
 	"\aRefused\x12\x18\n" +
 	"\aindices\x18\x01 \x03(\rR\aindices\x120\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.tierd.session.v1.ReasonR\x06reason\x12\x12\n" +
@@ -1785,9 +1814,9 @@ const file_session_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x1c\n" +
 	"\bAbortAck\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\x04R\x03job\"*\n" +
-	"\x05Renew\x12!\n" +
-	"\ftransfer_ids\x18\x01 \x03(\tR\vtransferIds\"E\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\"!\n" +
+	"\x05Renew\x12\x12\n" +
+	"\x04jobs\x18\x02 \x03(\x04R\x04jobsJ\x04\b\x01\x10\x02\"E\n" +
 	"\x04Ping\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\x06R\x06bootId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +
@@ -1795,7 +1824,7 @@ const file_session_proto_rawDesc = "" +
 	"\x04Pong\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\" \n" +
 	"\x06Goaway\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason*\xac\x02\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason*\xc4\x02\n" +
 	"\x06Reason\x12\x0f\n" +
 	"\vREASON_NONE\x10\x00\x12\x17\n" +
 	"\x13REASON_NOT_SUPPLIED\x10\x01\x12\x12\n" +
@@ -1812,7 +1841,8 @@ const file_session_proto_rawDesc = "" +
 	"\x12\x13\n" +
 	"\x0fREASON_FINISHED\x10\v\x12\x0f\n" +
 	"\vREASON_MISS\x10\f\x12\x10\n" +
-	"\fREASON_OTHER\x10\r*\x96\x01\n" +
+	"\fREASON_OTHER\x10\r\x12\x16\n" +
+	"\x12REASON_NOT_PLANNED\x10\x0e*\x96\x01\n" +
 	"\x04Code\x12\r\n" +
 	"\tCODE_NONE\x10\x00\x12\r\n" +
 	"\tCODE_SENT\x10\x01\x12\x10\n" +

@@ -35,6 +35,7 @@ type actor struct {
 	heardSeen int64
 	lookups   map[session.JobID]func(session.LookupDone)
 	demands   map[session.JobID]func(session.DemandDone)
+	words     map[session.JobID]func(session.Word)
 	onIdle    []func()
 	ended     bool
 	failures  int // attempts that failed since the last session
@@ -42,7 +43,8 @@ type actor struct {
 
 func newActor(p *Peers, addr PeerAddr, configured bool, core *session.Core) *actor {
 	a := &actor{p: p, id: addr.ID, addr: addr.Control, configured: configured, core: core, ring: make(chan struct{}, 1),
-		lookups: map[session.JobID]func(session.LookupDone){}, demands: map[session.JobID]func(session.DemandDone){}}
+		lookups: map[session.JobID]func(session.LookupDone){}, demands: map[session.JobID]func(session.DemandDone){},
+		words: map[session.JobID]func(session.Word){}}
 	s := core.Status(p.now())
 	a.status.Store(&s)
 	a.wake()
@@ -178,7 +180,12 @@ func (a *actor) effect(e session.Effect) {
 			delete(a.lookups, e.Job)
 			f(e)
 		}
+	case session.Word:
+		if f := a.words[e.Job]; f != nil {
+			f(e)
+		}
 	case session.DemandDone:
+		delete(a.words, e.Job)
 		if f := a.demands[e.Job]; f != nil {
 			delete(a.demands, e.Job)
 			f(e)

@@ -329,6 +329,9 @@ type DemandRequest struct {
 	// Started, when set, is called on the actor with the job's id before the demand
 	// is sent, so that the receiver knows the job before its first byte.
 	Started func(job session.JobID)
+	// Word, when set, is called on the actor with what the producer says of keys before
+	// the job's end. It must not block.
+	Word func(w session.Word)
 	// Done, when set, is called on the actor with the one result of the job. It must
 	// not block.
 	Done func(job session.JobID, results []session.Result)
@@ -381,6 +384,9 @@ func (p *Peers) Demand(ctx context.Context, peer string, req DemandRequest) (*Ha
 				req.Done(d.Job, d.Results)
 			}
 			close(h.done)
+		}
+		if req.Word != nil {
+			a.words[h.job] = req.Word
 		}
 		if req.Started != nil {
 			req.Started(h.job)
