@@ -12,6 +12,7 @@
 //	refused before                                 refused, that reason
 //	supplied once, let go by age or bytes          refused, evicted
 //	supplied once, sent and let go                 refused, finished
+//	not mentioned, outside the promise             refused, not planned
 //	not mentioned, last word said                  refused, not supplied
 //	not mentioned, last word open                  waits; at the job's deadline
 //	                                               refused, no last word
@@ -19,11 +20,16 @@
 //	                                               refused, not begun
 //	transfer finished in the last 60 s             refused, finished
 //
+// A producer whose plan is known before it computes gives a promise (leg demand): which
+// keys will come, and which never. Jobs hear both at once, those that came before the
+// transfer was begun included; what will come gets its word later, as everything else.
+//
 // # Holding
 //
 // Supply hands over one pin a key. Each is given back by exactly one Free. A key
 // that a job was told is available is bound to it until JobEnded; sent keys are let
-// go then. A key that no job has bound is parked: it is let go after
+// go then, and so are those of a job that ended because its consumer did not renew its
+// lease. A key that no job has bound is parked: it is let go after
 // Limits.ParkedAge, or, oldest first, when the parked bytes pass
 // Limits.ParkedBytesMax or the tier needs the room (Shed).
 //
@@ -149,11 +155,13 @@ const (
 	Withdrawn
 	// Late: it came without begin or after the last word.
 	Late
+	// Lapsed: its consumer did not renew its lease.
+	Lapsed
 )
 
 // String returns the name that logs and metrics use.
 func (w Why) String() string {
-	return [...]string{"sent", "aged", "no_room", "twice", "withdrawn", "late"}[w]
+	return [...]string{"sent", "aged", "no_room", "twice", "withdrawn", "late", "lapsed"}[w]
 }
 
 // A GroupReport holds the key sets of one group of a transfer, each sorted.
@@ -192,14 +200,31 @@ type waiter struct {
 }
 
 type transfer struct {
-	id    string
-	leg   string
-	begun bool
-	last  bool
-	keys  map[Key]*entry
-	held  int // entries in phase here
-	jobs  []*job
+	id      string
+	leg     string
+	begun   bool
+	last    bool
+	promise Promise // nil = none given
+	keys    map[Key]*entry
+	held    int // entries in phase here
+	jobs    []*job
 }
+
+// A Promise says before a key is computed what is known of it, and why it never comes.
+// It is a function of the key alone.
+type Promise func(*Key) (Fate, string)
+
+// Fate of a key that is not mentioned yet.
+type Fate uint8
+
+const (
+	// Open: not known before the last word.
+	Open Fate = iota
+	// WillCome: in the plan; not a word yet.
+	WillCome
+	// Never: not in the plan.
+	Never
+)
 
 type jobName struct {
 	peer string
@@ -371,6 +396,45 @@ func (j *Join) Begin(now time.Duration, id, leg string) error {
 	}
 	t.begun, t.leg = true, leg
 	return nil
+}
+
+// Promised gives a transfer in work its promise, once, before its first supply. Jobs that
+// wait are told what will come and what never does.
+func (j *Join) Promised(now time.Duration, id string, p Promise) error {
+	j.Tick(now)
+	t, err := j.producing(id)
+	if err != nil {
+		return fmt.Errorf("promise: %w", err)
+	}
+	t.promise = p
+	b := batch{}
+	for _, x := range t.jobs {
+		for i, w := range x.word {
+			if w == wordNone && !j.foretell(b, waiter{x, i}) {
+				x.entries[i].wait = dropWaiter(x.entries[i].wait, x)
+			}
+		}
+	}
+	j.flush(b, false)
+	return nil
+}
+
+// foretell tells a job what its transfer's promise says of a key that is not mentioned. It
+// reports false when that is the key's last word.
+func (j *Join) foretell(b batch, w waiter) bool {
+	if w.j.t.promise == nil {
+		return true
+	}
+	switch fate, why := w.j.t.promise(&w.j.entries[w.i].key); fate {
+	case Never:
+		j.refuse(b, w, sessionpb.Reason_REASON_NOT_PLANNED, why)
+		return false
+	case WillCome:
+		if !w.j.t.last {
+			b.willCome(w)
+		}
+	}
+	return true
 }
 
 func (j *Join) open(id string) *transfer {
@@ -665,6 +729,7 @@ func (j *Join) Demand(now time.Duration, peer string, d session.Job) {
 			j.bind(w, e)
 		case e.phase == refused || e.phase == gone:
 			j.refuse(b, w, e.reason, e.text)
+		case !j.foretell(b, w):
 		case t.last:
 			j.refuse(b, w, sessionpb.Reason_REASON_NOT_SUPPLIED, "")
 		default:
@@ -715,9 +780,12 @@ func (j *Join) JobEnded(now time.Duration, peer string, id session.JobID, result
 		if e.bound > 0 {
 			continue
 		}
-		if e.transferred {
+		switch {
+		case e.transferred:
 			j.letGo(e, Sent)
-		} else {
+		case r.Cause == session.Lapsed:
+			j.letGo(e, Lapsed)
+		default:
 			j.park(e)
 		}
 	}
@@ -779,6 +847,11 @@ func (b batch) of(x *job) *session.Answer {
 func (b batch) available(w waiter) {
 	a := b.of(w.j)
 	a.Available = append(a.Available, uint32(w.i))
+}
+
+func (b batch) willCome(w waiter) {
+	a := b.of(w.j)
+	a.WillCome = append(a.WillCome, uint32(w.i))
 }
 
 func (b batch) refused(w waiter, r sessionpb.Reason, text string) {

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -49,6 +50,65 @@ func TestLateDemand(t *testing.T) {
 	j.Tick(last + time.Second)
 	require.Equal(t, sessionpb.Reason_REASON_NOT_BEGUN, take[Answer](j)[0].Answer.Refused[0].Reason)
 	require.Zero(t, j.Status().Transfers)
+}
+
+// TestPromise: what the plan leaves out is refused when the promise comes, or with the
+// demand when that comes later; what is in it is foretold and still gets its word; what is
+// supplied beyond it is available.
+func TestPromise(t *testing.T) {
+	j := newJoin()
+	planned := func(k *Key) (Fate, string) {
+		switch i := int(k[16]); {
+		case i >= 4:
+			return Never, fmt.Sprintf("key %d is not planned", i)
+		case i == 3:
+			return Open, ""
+		}
+		return WillCome, ""
+	}
+	require.ErrorIs(t, j.Promised(0, "t", planned), ErrNotBegun)
+	j.Demand(0, "b", jobOf(1, "t", time.Hour, 0, 4, 3, 5))
+	require.NoError(t, j.Begin(1, "t", session.LegDemand))
+	require.Empty(t, j.Take())
+	require.NoError(t, j.Promised(1, "t", planned))
+	no := func(i uint32, key int) session.Refusal {
+		return session.Refusal{Indices: []uint32{i}, Reason: sessionpb.Reason_REASON_NOT_PLANNED, Text: fmt.Sprintf("key %d is not planned", key)}
+	}
+	require.Equal(t, []Answer{{"b", 1, session.Answer{WillCome: []uint32{0}, Refused: []session.Refusal{no(1, 4), no(3, 5)}}}}, take[Answer](j))
+	j.Demand(2, "b", jobOf(2, "t", time.Hour, 7, 1))
+	require.Equal(t, []Answer{{"b", 2, session.Answer{WillCome: []uint32{1}, Refused: []session.Refusal{no(0, 7)}}}}, take[Answer](j))
+	j.Demand(3, "b", jobOf(3, "t", time.Hour, 7))
+	require.Equal(t, []Answer{{"b", 3, session.Answer{Refused: []session.Refusal{no(0, 7)}, Last: true}}}, take[Answer](j), "nothing is left to wait for")
+	require.NoError(t, j.Supply(4, "t", toKeys([]int{0, 7})))
+	require.Equal(t, []Answer{{"b", 1, session.Answer{Available: []uint32{0}}}}, take[Answer](j))
+	j.Demand(5, "b", jobOf(4, "t", time.Hour, 7))
+	require.Equal(t, []uint32{0}, take[Answer](j)[0].Answer.Available, "more than was promised")
+	require.NoError(t, j.LastWord(6, "t"))
+	for _, a := range take[Answer](j) {
+		require.True(t, a.Answer.Last)
+		require.Equal(t, sessionpb.Reason_REASON_NOT_SUPPLIED, a.Answer.Refused[0].Reason)
+	}
+	j.Demand(7, "b", jobOf(5, "t", time.Hour, 1, 6))
+	a := take[Answer](j)[0].Answer
+	require.Empty(t, a.WillCome, "the last word is said")
+	require.Equal(t, []session.Refusal{{Indices: []uint32{0}, Reason: sessionpb.Reason_REASON_NOT_SUPPLIED}, no(1, 6)}, a.Refused)
+}
+
+// TestLapsed: what a job had bound goes when its consumer did not renew its lease, unless
+// another job has it bound.
+func TestLapsed(t *testing.T) {
+	j := newJoin()
+	require.NoError(t, j.Begin(0, "t", session.LegPD))
+	require.NoError(t, j.Supply(0, "t", toKeys([]int{0, 1})))
+	j.Demand(0, "b", jobOf(1, "t", time.Hour, 0, 1))
+	j.Demand(0, "c", jobOf(1, "t", time.Hour, 1))
+	lapsed := session.Result{Cause: session.Lapsed}
+	j.JobEnded(1, "b", 1, []session.Result{lapsed, lapsed})
+	require.Equal(t, []Free{{"t", testKey(0), Lapsed}}, take[Free](j))
+	j.JobEnded(1, "c", 1, []session.Result{{Cause: session.PushFailed}})
+	require.Empty(t, take[Free](j), "parked again")
+	j.Demand(2, "b", jobOf(2, "t", time.Hour, 0))
+	require.Equal(t, sessionpb.Reason_REASON_EVICTED, take[Answer](j)[0].Answer.Refused[0].Reason)
 }
 
 // TestDrain: what jobs wait for is refused at once, later demands too, and what is bound
@@ -209,94 +269,196 @@ func TestBounds(t *testing.T) {
 	require.NoError(t, k.Begin(0, "x", session.LegPD), "the oldest is forgotten")
 }
 
-// TestOneRoundTrip: two cores with a wire of 10 ms and a join behind one of them. What
-// the last word leaves out is unmatched one way later; a late demand is answered in
-// one round trip; what was supplied arrives.
-func TestOneRoundTrip(t *testing.T) {
-	const way = 10 * time.Millisecond
-	var now time.Duration
-	cores := map[string]*session.Core{}
+// A duo is two cores with a wire of 10 ms, a the consumer and b the producer, and b's join.
+type duo struct {
+	t       *testing.T
+	now     time.Duration
+	cores   map[string]*session.Core
+	join    *Join
+	wire    []post
+	ends    map[session.JobID]time.Duration
+	results map[session.JobID][]session.Result
+	heard   map[session.JobID][]heard // what came before the end
+}
+
+type post struct {
+	at time.Duration
+	to string
+	e  *sessionpb.Envelope
+}
+
+type heard struct {
+	at               time.Duration
+	refused, promise []uint32
+}
+
+const way = 10 * time.Millisecond
+
+func newDuo(t *testing.T) *duo {
+	d := &duo{t: t, cores: map[string]*session.Core{}, join: New(Config{Limits: DefaultLimits(), ChunkBytes: []uint64{10, 10}}),
+		ends: map[session.JobID]time.Duration{}, results: map[session.JobID][]session.Result{}, heard: map[session.JobID][]heard{}}
 	for id, peer := range map[string]string{"a": "b", "b": "a"} {
 		c, err := session.New(0, session.Config{PeerID: peer, Limits: session.DefaultLimits(),
 			Hello: &sessionpb.Hello{NodeId: id, BootId: 1}})
 		require.NoError(t, err)
 		c.Connected(0)
-		cores[id] = c
+		d.cores[id] = c
 	}
-	j := New(Config{Limits: DefaultLimits(), ChunkBytes: []uint64{10, 10}})
-	type post struct {
-		at time.Duration
-		to string
-		e  *sessionpb.Envelope
-	}
-	var wire []post
-	ends := map[session.JobID]time.Duration{}
-	results := map[session.JobID][]session.Result{}
-	carry := func() {
-		for busy := true; busy; {
-			busy = false
-			for id, c := range cores {
-				for _, e := range c.Take() {
-					busy = true
-					switch e := e.(type) {
-					case session.Send:
-						wire = append(wire, post{now + way, map[string]string{"a": "b", "b": "a"}[id], e.Envelope})
-					case session.Demanded:
-						j.Demand(now, "a", e.Job)
-					case session.Push:
-						for _, i := range e.Indices {
-							cores["a"].Arrived(now, e.Job, int(i), session.Transferred, "")
-							c.Pushed(now, e.Job, int(i), session.Transferred, "")
-						}
-					case session.JobEnded:
-						j.JobEnded(now, "a", e.Job, e.Results)
-					case session.DemandDone:
-						ends[e.Job], results[e.Job] = now, e.Results
-					}
-				}
-			}
-			for _, e := range j.Take() {
+	return d
+}
+
+// carry carries out effects until there are none.
+func (d *duo) carry() {
+	for busy := true; busy; {
+		busy = false
+		for id, c := range d.cores {
+			for _, e := range c.Take() {
 				busy = true
-				if a, ok := e.(Answer); ok {
-					cores["b"].Answer(now, a.Job, a.Answer)
-				}
+				d.effect(id, c, e)
+			}
+		}
+		for _, e := range d.join.Take() {
+			busy = true
+			if a, ok := e.(Answer); ok {
+				d.cores["b"].Answer(d.now, a.Job, a.Answer)
 			}
 		}
 	}
-	run := func(until time.Duration) {
-		for carry(); len(wire) > 0 && wire[0].at <= until; carry() {
-			p := wire[0]
-			wire = wire[1:]
-			now = p.at
-			cores[p.to].Receive(now, p.e)
+}
+
+func (d *duo) effect(id string, c *session.Core, e session.Effect) {
+	switch e := e.(type) {
+	case session.Send:
+		d.wire = append(d.wire, post{d.now + way, map[string]string{"a": "b", "b": "a"}[id], e.Envelope})
+	case session.Demanded:
+		d.join.Demand(d.now, "a", e.Job)
+	case session.Push:
+		for _, i := range e.Indices {
+			d.cores["a"].Arrived(d.now, e.Job, int(i), session.Transferred, "")
+			c.Pushed(d.now, e.Job, int(i), session.Transferred, "")
 		}
-		now = until
-		for _, c := range cores {
-			c.Tick(now)
+	case session.JobEnded:
+		d.join.JobEnded(d.now, "a", e.Job, e.Results)
+	case session.Word:
+		d.heard[e.Job] = append(d.heard[e.Job], heard{d.now, e.Refused, e.WillCome})
+	case session.DemandDone:
+		d.ends[e.Job], d.results[e.Job] = d.now, e.Results
+	}
+}
+
+// run moves the time, waking each part when it asks for it.
+func (d *duo) run(until time.Duration) {
+	for d.carry(); d.now < until; d.carry() {
+		next := until
+		if len(d.wire) > 0 {
+			next = min(next, d.wire[0].at)
 		}
-		carry()
+		for _, c := range d.cores {
+			if at, ok := c.Wake(); ok {
+				next = min(next, max(at, d.now))
+			}
+		}
+		if at, ok := d.join.Wake(); ok {
+			next = min(next, max(at, d.now))
+		}
+		d.now = next
+		for len(d.wire) > 0 && d.wire[0].at <= d.now {
+			p := d.wire[0]
+			d.wire = d.wire[1:]
+			d.cores[p.to].Receive(d.now, p.e)
+		}
+		for _, c := range d.cores {
+			c.Tick(d.now)
+		}
+		d.join.Tick(d.now)
 	}
-	demand := func(keys ...int) session.JobID {
-		n := len(keys)
-		id := cores["a"].Demand(now, session.DemandRequest{TransferID: "t", Leg: session.LegPD, Keys: toKeys(keys),
-			Slots: make([]uint32, n), Epochs: make([]uint64, n)})
-		carry()
-		return id
+}
+
+func (d *duo) demand(leg string, timeout time.Duration, keys ...int) session.JobID {
+	n := len(keys)
+	id := d.cores["a"].Demand(d.now, session.DemandRequest{TransferID: "t", Leg: leg, Keys: toKeys(keys), Timeout: timeout,
+		Slots: make([]uint32, n), Epochs: make([]uint64, n)})
+	d.carry()
+	return id
+}
+
+// TestOneRoundTrip: what the last word leaves out is unmatched one way later; a late demand
+// is answered in one round trip; what was supplied arrives.
+func TestOneRoundTrip(t *testing.T) {
+	for _, leg := range []string{session.LegPD, session.LegDemand} {
+		d := newDuo(t)
+		d.run(50 * time.Millisecond)
+		first := d.demand(leg, 0, 0, 1, 2)
+		d.run(200 * time.Millisecond)
+		require.NoError(t, d.join.Begin(d.now, "t", leg))
+		require.NoError(t, d.join.Supply(d.now, "t", toKeys([]int{0, 2})))
+		d.run(300 * time.Millisecond)
+		require.NotContains(t, d.ends, first)
+		require.NoError(t, d.join.LastWord(d.now, "t"))
+		d.run(400 * time.Millisecond)
+		require.Equal(t, 300*time.Millisecond+way, d.ends[first])
+		require.Equal(t, session.Unmatched, d.results[first][1].Cause)
+		require.Equal(t, session.Transferred, d.results[first][2].Cause)
+		late := d.demand(leg, 0, 7)
+		d.run(500 * time.Millisecond)
+		require.Equal(t, 400*time.Millisecond+2*way, d.ends[late])
+		require.Equal(t, sessionpb.Reason_REASON_FINISHED, d.results[late][0].Reason)
 	}
-	run(50 * time.Millisecond)
-	first := demand(0, 1, 2)
-	run(200 * time.Millisecond)
-	require.NoError(t, j.Begin(now, "t", session.LegPD))
-	require.NoError(t, j.Supply(now, "t", toKeys([]int{0, 2})))
-	run(300 * time.Millisecond)
-	require.NotContains(t, ends, first)
-	require.NoError(t, j.LastWord(now, "t"))
-	run(400 * time.Millisecond)
-	require.Equal(t, 300*time.Millisecond+way, ends[first])
-	require.Equal(t, session.Unmatched, results[first][1].Cause)
-	require.Equal(t, session.Transferred, results[first][2].Cause)
-	late := demand(7)
-	run(500 * time.Millisecond)
-	require.Equal(t, 400*time.Millisecond+2*way, ends[late])
-	require.Equal(t, sessionpb.Reason_REASON_FINISHED, results[late][0].Reason)
+}
+
+// TestLegDemandHearsAtOnce: what the producer's plan leaves out is known to the consumer one
+// way after it begins, or one round trip after the demand when that comes later, by key and
+// reason, while the producer computes; so is a key for which it finds no room.
+func TestLegDemandHearsAtOnce(t *testing.T) {
+	d := newDuo(t)
+	d.run(50 * time.Millisecond)
+	early := d.demand(session.LegDemand, 0, 0, 1, 5)
+	d.run(200 * time.Millisecond)
+	require.Empty(t, d.heard, "not begun: nothing is known")
+	require.NoError(t, d.join.Begin(d.now, "t", session.LegDemand))
+	require.NoError(t, d.join.Promised(d.now, "t", func(k *Key) (Fate, string) {
+		if k[16] >= 4 {
+			return Never, "beyond the cap"
+		}
+		return WillCome, ""
+	}))
+	d.run(300 * time.Millisecond)
+	require.Equal(t, []heard{{200*time.Millisecond + way, []uint32{2}, []uint32{0, 1}}}, d.heard[early])
+	late := d.demand(session.LegDemand, 0, 6, 1)
+	none := d.demand(session.LegDemand, 0, 6, 7)
+	d.run(400 * time.Millisecond)
+	require.Equal(t, []heard{{300*time.Millisecond + 2*way, []uint32{0}, []uint32{1}}}, d.heard[late])
+	require.Equal(t, 300*time.Millisecond+2*way, d.ends[none], "it ends: nothing of it will come")
+	require.Equal(t, session.Result{Cause: session.Unmatched, Reason: sessionpb.Reason_REASON_NOT_PLANNED, Text: "beyond the cap"}, d.results[none][1])
+	require.NoError(t, d.join.Refuse(d.now, "t", []Refusal{{Key: testKey(1), Reason: sessionpb.Reason_REASON_NO_ROOM}}))
+	d.run(500 * time.Millisecond)
+	require.Equal(t, heard{400*time.Millisecond + way, []uint32{1}, nil}, d.heard[early][1])
+	require.Equal(t, 400*time.Millisecond+way, d.ends[late], "its last key")
+	require.NotContains(t, d.ends, early)
+	require.NoError(t, d.join.Supply(d.now, "t", toKeys([]int{0})))
+	d.run(600 * time.Millisecond)
+	require.Equal(t, session.Transferred, d.results[early][0].Cause)
+}
+
+// TestNotBegunExactly: a demand for a request that nobody begins ends at its own deadline on
+// both sides, no earlier and no later, and the producer's word comes too late to matter.
+func TestNotBegunExactly(t *testing.T) {
+	for _, leg := range []string{session.LegPD, session.LegDemand} {
+		d := newDuo(t)
+		d.run(50 * time.Millisecond)
+		id := d.demand(leg, 700*time.Millisecond, 0, 1)
+		d.run(750*time.Millisecond - 1)
+		require.NotContains(t, d.ends, id)
+		require.Equal(t, 1, d.join.Status().Jobs)
+		d.run(2 * time.Second)
+		require.Equal(t, 750*time.Millisecond, d.ends[id])
+		require.Equal(t, session.Deadline, d.results[id][0].Cause)
+		want := sessionpb.Reason_REASON_NO_LAST_WORD
+		if leg == session.LegDemand {
+			want = sessionpb.Reason_REASON_NOT_BEGUN
+		}
+		require.Equal(t, want, d.results[id][0].Reason)
+		require.Zero(t, d.join.Status().Jobs)
+		require.Zero(t, d.join.Status().Transfers)
+	}
 }

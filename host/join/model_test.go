@@ -38,6 +38,7 @@ type model struct {
 
 type modelTransfer struct {
 	begun, last bool
+	fates       map[int]Fate // nil = no promise
 	held        map[int]bool
 	no          map[int]sessionpb.Reason // refused or gone
 	sent        map[int]bool
@@ -49,6 +50,7 @@ type modelJob struct {
 	t        string
 	keys     []int
 	words    []string // "", "A", "R<reason>"
+	told     []bool   // it will come
 	ended    []bool   // the key needs nothing more
 	deadline time.Duration
 	closed   bool
@@ -198,6 +200,32 @@ func (m *model) supply(t string, keys []int) {
 	m.settle()
 }
 
+// foretell applies a transfer's promise to the keys of a job that wait.
+func (m *model) foretell(j *modelJob) {
+	mt := m.transfers[j.t]
+	for i, k := range j.keys {
+		if mt.fates == nil || j.words[i] != "" {
+			continue
+		}
+		if mt.fates[k] == Never {
+			m.word(j, i, fmt.Sprint("R", sessionpb.Reason_REASON_NOT_PLANNED))
+		}
+		j.told[i] = j.told[i] || mt.fates[k] == WillCome && !mt.last
+	}
+}
+
+func (m *model) promise(t string, fates map[int]Fate) {
+	mt := m.transfers[t]
+	if mt == nil || !mt.begun || mt.last {
+		return
+	}
+	mt.fates = fates
+	for _, j := range m.liveJobs(t) {
+		m.foretell(j)
+	}
+	m.settle()
+}
+
 func (m *model) refuse(t string, keys []int, r sessionpb.Reason) {
 	mt := m.transfers[t]
 	if mt == nil || !mt.begun || mt.last {
@@ -239,7 +267,7 @@ func (m *model) lastWord(t string) {
 }
 
 func (m *model) demand(j *modelJob) {
-	j.words, j.ended = make([]string, len(j.keys)), make([]bool, len(j.keys))
+	j.words, j.ended, j.told = make([]string, len(j.keys)), make([]bool, len(j.keys)), make([]bool, len(j.keys))
 	m.jobs = append(m.jobs, j)
 	all := sessionpb.Reason_REASON_NONE
 	switch {
@@ -264,7 +292,11 @@ func (m *model) demand(j *modelJob) {
 			delete(mt.parked, k)
 		case no:
 			m.word(j, i, fmt.Sprint("R", r))
-		case mt.last:
+		}
+	}
+	m.foretell(j)
+	for i := range j.keys {
+		if mt.last && j.words[i] == "" {
 			m.word(j, i, fmt.Sprint("R", sessionpb.Reason_REASON_NOT_SUPPLIED))
 		}
 	}
@@ -290,9 +322,12 @@ func (m *model) jobEnded(j *modelJob, results []session.Result) {
 		if m.bound(j.t, k) > 0 {
 			continue
 		}
-		if mt.sent[k] {
+		switch {
+		case mt.sent[k]:
 			m.letGo(j.t, k, Sent)
-		} else {
+		case results[i].Cause == session.Lapsed:
+			m.letGo(j.t, k, Lapsed)
+		default:
 			m.park(j.t, k)
 		}
 	}
@@ -304,7 +339,7 @@ func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		j := New(Config{Limits: testLimits, ChunkBytes: []uint64{10, 10}})
 		m := &model{transfers: map[string]*modelTransfer{}}
-		words := map[session.JobID][]string{}
+		words, told := map[session.JobID][]string{}, map[session.JobID][]bool{}
 		pins, before := 0, Counters{}
 		next := session.JobID(0)
 		name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e"})
@@ -315,7 +350,12 @@ func TestModel(t *testing.T) {
 			for _, e := range j.Take() {
 				switch e := e.(type) {
 				case Answer:
-					require.NotEmpty(rt, len(e.Answer.Available)+len(e.Answer.Refused), "an empty answer")
+					require.NotEmpty(rt, len(e.Answer.Available)+len(e.Answer.Refused)+len(e.Answer.WillCome), "an empty answer")
+					for _, i := range e.Answer.WillCome {
+						require.Empty(rt, words[e.Job][i], "a promise after the word")
+						require.False(rt, told[e.Job][i], "a second promise")
+						told[e.Job][i] = true
+					}
 					for _, i := range e.Answer.Available {
 						require.Empty(rt, words[e.Job][i], "a second word")
 						words[e.Job][i] = "A"
@@ -339,6 +379,7 @@ func TestModel(t *testing.T) {
 			require.ElementsMatch(rt, m.ends, ends, "transfers finished")
 			m.frees, m.ends = nil, nil
 			for _, x := range m.jobs {
+				require.Equal(rt, x.told, told[x.id], "job %d: what it is told will come", x.id)
 				for i, w := range x.words {
 					if w != "E" && w != words[x.id][i] {
 						rt.Fatalf("job %d key %d: word %q, expected %q", x.id, i, words[x.id][i], w)
@@ -368,6 +409,18 @@ func TestModel(t *testing.T) {
 					m.open(id).begun = true
 				}
 			},
+			"promise": func(rt *rapid.T) {
+				id := name.Draw(rt, "transfer")
+				if mt := m.transfers[id]; mt == nil || mt.fates != nil {
+					rt.Skip("once, for a transfer in work")
+				}
+				fates := map[int]Fate{}
+				for k := range 8 {
+					fates[k] = rapid.SampledFrom([]Fate{Open, WillCome, Never}).Draw(rt, "fate")
+				}
+				m.promise(id, fates)
+				_ = j.Promised(m.now, id, func(k *Key) (Fate, string) { return fates[int(k[16])], "" })
+			},
 			"supply": func(rt *rapid.T) {
 				id, ks := name.Draw(rt, "transfer"), keys.Draw(rt, "keys")
 				pins += len(ks)
@@ -392,7 +445,7 @@ func TestModel(t *testing.T) {
 				next++
 				x := &modelJob{id: next, t: name.Draw(rt, "transfer"), keys: keys.Draw(rt, "keys"),
 					deadline: m.now + time.Duration(rapid.IntRange(0, 90).Draw(rt, "deadline"))*time.Second}
-				words[x.id] = make([]string, len(x.keys))
+				words[x.id], told[x.id] = make([]string, len(x.keys)), make([]bool, len(x.keys))
 				j.Demand(m.now, "peer", session.Job{ID: x.id, TransferID: x.t, Leg: session.LegPD, Keys: toKeys(x.keys), Deadline: x.deadline})
 				m.demand(x)
 			},
@@ -403,7 +456,7 @@ func TestModel(t *testing.T) {
 				x := rapid.SampledFrom(m.jobs).Draw(rt, "job")
 				results := make([]session.Result, len(x.keys))
 				for i := range results {
-					results[i].Cause = rapid.SampledFrom([]session.Cause{session.Transferred, session.PushFailed, session.Aborted, session.Unmatched}).Draw(rt, "cause")
+					results[i].Cause = rapid.SampledFrom([]session.Cause{session.Transferred, session.PushFailed, session.Aborted, session.Unmatched, session.Lapsed}).Draw(rt, "cause")
 				}
 				m.jobEnded(x, results)
 				j.JobEnded(m.now, "peer", x.id, results)
