@@ -50,7 +50,7 @@ func Against(ctx context.Context, a, b *Entry, o Options) (*Verdict, error) {
 		v.DomainText = append(v.DomainText, fmt.Sprintf("prompts of %d to %d tokens are refused at begin on one side", rep.Domain.PromptTokens+1, longer))
 	}
 	if !has(da.Legs, "pd") || !has(db.Legs, "pd") {
-		v.DomainText = []string{"no case: leg pd is not used by both, and every other leg looks a key up before it demands it"}
+		v.DomainText = []string{"no case: leg pd is not used by both, and in every other leg the producer says of each key whether it has it"}
 	}
 	v.Seconds = clock().Sub(began).Seconds()
 	switch {

@@ -47,7 +47,7 @@ func TestAgainst(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, registry.Accepted, v.Verdict)
 	require.Zero(t, v.Cases)
-	require.Equal(t, []string{"no case: leg pd is not used by both, and every other leg looks a key up before it demands it"}, v.DomainText)
+	require.Equal(t, []string{"no case: leg pd is not used by both, and in every other leg the producer says of each key whether it has it"}, v.DomainText)
 }
 
 // TestAgainstCannotJudge: another layout is an error that names the fields with both values,

@@ -392,7 +392,9 @@ func (e *Entry) certified(o Options) *Verdict {
 // subject returns what the check judges of an entry.
 func (e *Entry) subject() check.Subject {
 	d := e.Deployment
-	s := check.Subject{Name: d.File(), MaxTokens: d.MaxTokens, PD: has(d.Legs, "pd"), Probe: has(d.Legs, "probe"),
+	// Leg demand is judged as leg probe: what the producer refuses, a consumer plans without,
+	// as it does without a key that was not found.
+	s := check.Subject{Name: d.File(), MaxTokens: d.MaxTokens, PD: has(d.Legs, "pd"), Probe: has(d.Legs, "probe") || has(d.Legs, "demand"),
 		Produces: has(d.Roles, "producer"), Consumes: has(d.Roles, "consumer")}
 	for i := range d.Groups {
 		s.Groups = append(s.Groups, check.Claim{Manifest: e.rules[i].spec.Manifest(), Params: e.rules[i].values, ChunkBytes: d.Groups[i].ChunkBytes()})

@@ -41,7 +41,7 @@ type Deployment struct {
 	Policies []Policy `yaml:"policies" json:"policies"`
 	// Roles that nodes of this deployment take: producer, consumer. Default: both.
 	Roles []string `yaml:"roles" json:"roles"`
-	// Legs that are used: pd, probe. Default: both.
+	// Legs that are used: pd, demand, probe. Default: pd and probe.
 	Legs []string `yaml:"legs" json:"legs"`
 	// MaxStoreTokens caps what is stored of one request; 0 = no cap.
 	MaxStoreTokens uint64 `yaml:"max_store_tokens" json:"max_store_tokens"`
@@ -223,10 +223,7 @@ func (d *Deployment) validate() error {
 	if err := oneOf("roles", d.Roles, "producer", "consumer"); err != nil {
 		return err
 	}
-	if slices.Contains(d.Legs, "demand") {
-		return fmt.Errorf("legs has \"demand\", which this build does not have; use pd or probe")
-	}
-	return oneOf("legs", d.Legs, "pd", "probe")
+	return oneOf("legs", d.Legs, "pd", "demand", "probe")
 }
 
 func (d *Deployment) validateGroup(i int) error {

@@ -279,6 +279,29 @@ func (p *Planner) floorJunction(s *Start) error {
 	return err
 }
 
+// Foreseen returns, per group, what is known of the prompt's chunks before any is
+// computed: those that the prompt's end offers, those that only the text's end decides
+// on, and those that every policy admits. What is neither of the first two is never
+// offered. The bitmaps are the caller's.
+func (m *Machine) Foreseen() (promised, open, admitted []abi.Bitmap, err error) {
+	p, s := m.p, &m.start
+	for g := range m.groups {
+		gp := &m.groups[g]
+		stored := p.stored(g, s.PromptTokens, s.PromptTokens)
+		n := stored / p.m.Groups[g].ChunkTokens
+		will, may, in := abi.NewBitmap(int(n)), abi.NewBitmap(int(n)), abi.NewBitmap(int(n))
+		will.Or(gp.promised)
+		may.SetRange(int(min(gp.stageFrom, n)), int(min(gp.chunksMax, n)))
+		may.AndNot(will)
+		in.SetRange(0, int(n))
+		if err := p.admit(g, s.PromptTokens, stored, s.ResidentTokens, s.Offers, in); err != nil {
+			return nil, nil, nil, err
+		}
+		promised, open, admitted = append(promised, will), append(open, may), append(admitted, in)
+	}
+	return promised, open, admitted, nil
+}
+
 // ResumeTokens returns the point from which a consumer of exactly this prompt will go
 // on.
 func (m *Machine) ResumeTokens() uint64 { return m.resume }
