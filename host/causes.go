@@ -17,7 +17,8 @@ func failureOf(r session.Result) failure {
 	}
 	switch r.Cause {
 	case session.Deadline:
-		if r.Reason == sessionpb.Reason_REASON_NO_LAST_WORD { // a living peer that did not begin or end the request
+		switch r.Reason { // a living peer that did not begin or end the request
+		case sessionpb.Reason_REASON_NO_LAST_WORD, sessionpb.Reason_REASON_NOT_BEGUN:
 			return failure{metrics.CauseUnmatched, detail}
 		}
 		return failure{metrics.CauseDeadline, detail}

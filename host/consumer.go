@@ -50,8 +50,12 @@ type consumer struct {
 	mu      sync.Mutex
 	open    int // wants that have not ended
 	sealed  bool
-	fell    bool // fallBack was called
-	quit    bool // the producer's engine gave its request up
+	fell    bool   // the spare chunks were decided on
+	doubt   bool   // leg demand: something was lost that no plan has taken into account
+	rethink bool   // reconsider runs
+	ceiling uint64 // leg demand: spare chunks are asked for only up to this resume point; 0 = none
+	stride  uint64 // by which the ceiling fell last
+	quit    bool   // what was refused is no reason to warn; see noteQuit
 	loaded  bool
 	final   uint64   // where the engine goes on
 	bytes   []uint64 // transferred, per group
@@ -69,7 +73,9 @@ type want struct {
 	pending bool
 
 	// Guarded by consumer.mu.
-	asked bool // a spare want that is demanded
+	fetch *fetch // the demand that asks the peer for it
+	index int    // its place there
+	asked bool   // a spare want that is demanded
 	ended bool
 	hold  hold // set when it is here
 	fail  failure
@@ -134,6 +140,7 @@ func (c *consumer) begin(ctx context.Context) {
 	}
 	c.mu.Lock()
 	c.sealed = true
+	c.reconsiderLocked()
 	c.settleLocked()
 	c.mu.Unlock()
 	for _, w := range c.wants {
@@ -202,7 +209,7 @@ func (c *consumer) plan(ctx context.Context, peer string) (out consumerPlan, err
 	switch {
 	case peer == "":
 		pl, err = p.Settled(c.ask, known)
-	case c.leg == legPD:
+	case c.leg != legProbe:
 		pl, err = p.Eager(c.ask, known)
 	default:
 		pl, known, err = c.probe(ctx, p, peer, known)
@@ -214,6 +221,10 @@ func (c *consumer) plan(ctx context.Context, peer string) (out consumerPlan, err
 	out.pending = make([]bool, len(out.demand))
 	if c.leg == legPD && peer != "" { // all of it is still to come, and is promised
 		return out, nil
+	}
+	if c.leg == legDemand && peer != "" {
+		out.spare, err = c.tailsBelow(p, out.resume, out.demand)
+		return out, err
 	}
 	some := false
 	for i, ref := range out.demand {
@@ -423,7 +434,12 @@ func (c *consumer) fetch(peer string, missing []*want) {
 }
 
 func (c *consumer) demand(peer string, piece []*want) {
-	f := &fetch{c: c, wants: piece, began: time.Now(), endWait: c.node.open.begin(metrics.WaitTransfer)}
+	f := &fetch{c: c, peer: peer, wants: piece, began: time.Now(), endWait: c.node.open.begin(metrics.WaitTransfer)}
+	c.mu.Lock()
+	for i, w := range piece {
+		w.fetch, w.index = f, i
+	}
+	c.mu.Unlock()
 	req := wire.DemandRequest{
 		DemandRequest: session.DemandRequest{
 			TransferID: c.transfer, RequestID: c.name, Leg: c.leg, Timeout: max(1, time.Until(c.deadline)),
@@ -431,6 +447,9 @@ func (c *consumer) demand(peer string, piece []*want) {
 		},
 		Started: func(id session.JobID) { f.start(peer, id) },
 		Done:    func(id session.JobID, results []session.Result) { f.done(peer, id, results) },
+	}
+	if c.foretold() {
+		req.Word = f.word
 	}
 	for i, w := range piece {
 		req.Keys[i], req.Slots[i], req.Epochs[i] = session.Key(w.key), w.slot.Index, w.slot.Epoch
@@ -492,10 +511,22 @@ func (c *consumer) awaitOthers(peer string, writing []*want) {
 		}
 		return
 	}
-	for i, w := range late {
+	c.fetch(peer, c.place(late, slots))
+}
+
+// place gives wants slots of their own, and returns those that have not ended meanwhile.
+func (c *consumer) place(wants []*want, slots []tier.Slot) (open []*want) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, w := range wants {
+		if w.ended {
+			_ = c.node.tier.Drop(slots[i]) // stale only when the tier is closed
+			continue
+		}
 		w.slot = slots[i]
+		open = append(open, w)
 	}
-	c.fetch(peer, late)
+	return open
 }
 
 // interrupted says why the request's own context ended.
@@ -545,12 +576,23 @@ func (c *consumer) endLocked(w *want, h hold) {
 }
 
 // lost ends a want that could not be had; its slot is free for others.
-func (c *consumer) lost(w *want, f failure) {
+func (c *consumer) lost(w *want, f failure) { c.lose([]*want{w}, []failure{f}) }
+
+// lose ends wants that could not be had, all of one word.
+func (c *consumer) lose(wants []*want, failures []failure) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w.ended {
-		return
+	for i, w := range wants {
+		if !w.ended {
+			c.loseLocked(w, failures[i])
+			c.doubt = true
+		}
 	}
+	c.reconsiderLocked()
+	c.settleLocked()
+}
+
+func (c *consumer) loseLocked(w *want, f failure) {
 	w.ended, w.fail = true, f
 	if w.slot != (tier.Slot{}) {
 		_ = c.node.tier.Drop(w.slot) // stale only when the tier is closed
@@ -558,7 +600,6 @@ func (c *consumer) lost(w *want, f failure) {
 	c.missed[w.ref.Group]++
 	c.node.metrics.Unmatched.WithLabelValues(c.node.groups[w.ref.Group].name, c.leg, f.cause).Inc()
 	c.open--
-	c.settleLocked()
 }
 
 // backstopGrace is how long after its deadline a request is ended here when the session
@@ -605,7 +646,7 @@ func (c *consumer) settleLocked() {
 // mayFallBack says whether something that was being written has not come, and another
 // plan is possible without it. c.mu is held.
 func (c *consumer) mayFallBack() bool {
-	if len(c.spare) == 0 || c.ctx.Err() != nil || !time.Now().Before(c.deadline) {
+	if c.foretold() || len(c.spare) == 0 || c.ctx.Err() != nil || !time.Now().Before(c.deadline) {
 		return false
 	}
 	return slices.ContainsFunc(c.wants, func(w *want) bool { return w.pending && w.hold.zero() })
@@ -619,17 +660,25 @@ func (c *consumer) fallBack() {
 	if peer != "" && c.node.unusable(peer, c.leg) != "" {
 		again = nil
 	}
+	c.demandMore(peer, again, err)
+}
+
+// demandMore takes and demands what a second plan adds. It ends what the caller has added
+// to open to keep the request from settling.
+func (c *consumer) demandMore(peer string, again []*want, err error) {
 	var missing, writing []*want
 	if err == nil && len(again) > 0 {
 		missing, writing, err = c.take(again, peer)
 	}
 	c.mu.Lock()
-	c.open-- // what settleLocked has added
+	c.open--
+	c.rethink = false
 	if err != nil {
-		c.node.faults.Log(slog.LevelInfo, "second-plan", c.from, "no second plan after a chunk that was being written did not come", "request", c.name, "error", err)
+		c.node.faults.Log(slog.LevelInfo, "second-plan", c.from, "no second plan after a chunk did not come", "request", c.name, "error", err)
 		for _, w := range again { // take pins before it finds no room
 			c.node.letGo(w.hold)
-			w.hold = hold{}
+			w.hold, w.ended = hold{}, false
+			c.doubt = true // what was kept for them may be of no use
 		}
 		again = nil
 	}
@@ -638,6 +687,7 @@ func (c *consumer) fallBack() {
 		c.node.metrics.Demanded.WithLabelValues(c.node.groups[w.ref.Group].name, c.leg).Inc()
 	}
 	c.open += len(missing) + len(writing)
+	c.reconsiderLocked()
 	c.settleLocked()
 	c.mu.Unlock()
 	c.fetch(peer, missing)
@@ -682,13 +732,17 @@ func (c *consumer) demanded() []*want {
 
 // here returns what has come, as a table and by chunk.
 func (c *consumer) here() ([]abi.States, map[plan.Ref]*want) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hereLocked()
+}
+
+func (c *consumer) hereLocked() ([]abi.States, map[plan.Ref]*want) {
 	known := make([]abi.States, len(c.node.groups))
 	for g := range known {
 		known[g] = abi.NewStates(int(c.ask.PromptTokens / c.node.groups[g].chunkTokens))
 	}
 	by := map[plan.Ref]*want{}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for _, w := range c.demanded() {
 		if !w.hold.zero() {
 			by[w.ref] = w
@@ -829,9 +883,13 @@ func (c *consumer) copyOut(frags map[plan.Ref][]gpu.Fragment) (uint64, []plan.Re
 // settle plans over a finished table, never above what was planned first: the engine
 // has made room for that much.
 func (c *consumer) settle(known []abi.States) (uint64, []plan.Ref, error) {
+	return c.settleAsk(c.ask, known)
+}
+
+func (c *consumer) settleAsk(ask plan.Ask, known []abi.States) (uint64, []plan.Ref, error) {
 	p := c.node.planner()
 	defer c.node.planners.Put(p)
-	pl, err := p.Settled(c.ask, known)
+	pl, err := p.Settled(ask, known)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -17,15 +17,18 @@
 //
 // A consumer's engine begins the same request on another node. The node plans what to
 // fetch: in leg pd from what the producer of the same prompt must supply, in leg probe
-// from two lookups at most. Its own tier's chunks are pinned, slots for the others are
-// taken, all or none, and one demand goes to the peer with their numbers and epochs.
-// The producer pushes each chunk over the data connections straight into its slot; it
-// becomes readable when its checksum is right. The load waits until every demanded
-// chunk has ended, plans once more over what is there, compares each chunk's checksum
-// again, and copies the chunks into the engine's blocks. A plan of leg probe may count on
-// chunks that are still being written. When one of them does not come, the node plans
-// once more without it and demands what is new; the engine was told of those chunks as
-// well, as a fallback, so that they have a place.
+// from two lookups at most; leg demand plans as leg pd, and hears from the producer of
+// each chunk, as soon as that has begun, whether it will come. Its own tier's chunks are
+// pinned, slots for the others are taken, all or none, and one demand goes to the peer
+// with their numbers and epochs. The producer pushes each chunk over the data connections
+// straight into its slot; it becomes readable when its checksum is right. The load waits
+// until every demanded chunk has ended, plans once more over what is there, compares each
+// chunk's checksum again, and copies the chunks into the engine's blocks. A plan of leg
+// probe may count on chunks that are still being written. When one of them does not come,
+// the node plans once more without it and demands what is new; the engine was told of
+// those chunks as well, as a fallback, so that they have a place. In leg demand the same
+// is done after the first refusals, without waiting for the rest: what the new plan does
+// not use is given up at once.
 //
 // # Faults
 //

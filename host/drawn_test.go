@@ -80,6 +80,7 @@ type drawnGroup struct {
 type drawnDeployment struct {
 	groups []drawnGroup
 	hash   uint64 // tokens of a granule
+	align  uint64
 	yaml   string
 }
 
@@ -127,7 +128,8 @@ func drawDeployment(r *rand.Rand) *drawnDeployment {
 		}[g.kind]
 		fmt.Fprintf(&y, "  - {name: %s, rule: %s, block_tokens: %d, chunk_blocks: %d, layers: 1, kv_heads: 1, head_dim: 4, dtype: bf16}\n", g.name, rule, g.blockTokens, g.chunkBlocks)
 	}
-	y.WriteString("policies: [{rule: request-level}]\n")
+	y.WriteString("policies: [{rule: request-level}]\nlegs: [pd, demand, probe]\n")
+	d.align = align
 	d.yaml = y.String()
 	return d
 }
@@ -199,7 +201,7 @@ type drawnWorld struct {
 	texts              [][]uint32
 	number             atomic.Uint64 // of the last request
 
-	hits, partial, misses, aborted, crashed, checked, native, decoded, local atomic.Uint64
+	hits, partial, misses, aborted, crashed, checked, native, decoded, local, parted atomic.Uint64
 }
 
 func drawWorld(t *testing.T, seed uint64) *drawnWorld {
@@ -253,8 +255,8 @@ func (w *drawnWorld) run() {
 		}
 	}
 	clean(w.t, w.producer, w.consumer)
-	w.t.Logf("%d requests: %d hits, %d partial, %d misses, %d aborted, %d crashed; %d with a native prefix, %d with a local one, %d decoded; %d tokens compared",
-		w.number.Load(), w.hits.Load(), w.partial.Load(), w.misses.Load(), w.aborted.Load(), w.crashed.Load(), w.native.Load(), w.local.Load(), w.decoded.Load(), w.checked.Load())
+	w.t.Logf("%d requests: %d hits, %d partial, %d misses, %d aborted, %d crashed; %d with a native prefix, %d with a local one, %d decoded, %d of two prompts; %d tokens compared",
+		w.number.Load(), w.hits.Load(), w.partial.Load(), w.misses.Load(), w.aborted.Load(), w.crashed.Load(), w.native.Load(), w.local.Load(), w.decoded.Load(), w.parted.Load(), w.checked.Load())
 }
 
 // fault waits a little and then does one harm; it reports false once the work is over.
@@ -461,7 +463,7 @@ func (e *drawnEngine) begin(ctx context.Context, id, transfer string, leg engine
 	return e.c.Begin(ctx, m)
 }
 
-func (w *drawnWorld) produce(e *drawnEngine, id, transfer string, leg enginepb.Leg, text []uint32, prompt uint64) (err error) {
+func (w *drawnWorld) produce(e *drawnEngine, id, transfer string, leg enginepb.Leg, text []uint32, prompt, storeCap uint64) (err error) {
 	r := e.r
 	p := &drawnProducer{e: e, id: id, prompt: prompt, hashes: w.d.hashes(text), tables: map[string]map[uint64]uint32{}}
 	for _, g := range w.d.groups {
@@ -470,6 +472,7 @@ func (w *drawnWorld) produce(e *drawnEngine, id, transfer string, leg enginepb.L
 	ctx, cancel := context.WithTimeout(context.Background(), drawnWait)
 	defer cancel()
 	reply, err := e.begin(ctx, id, transfer, leg, prompt, p.hashes, func(m *enginepb.BeginRequest) {
+		m.MaxStoreTokens = storeCap
 		if m.Role = enginepb.Role_PRODUCER; r.IntN(4) == 0 {
 			m.JunctionTokens = r.Uint64N(prompt + 1)
 		}
@@ -576,12 +579,13 @@ type drawnConsumer struct {
 	reply  *enginepb.BeginReply
 	hashes [][]byte
 	blocks map[string]map[uint64]uint32
+	shares uint64 // prefix of the prompt that the producer of the same transfer stores
 }
 
 // consume runs one request: begun is called once it is known to the daemon.
-func (w *drawnWorld) consume(e *drawnEngine, id, transfer string, leg enginepb.Leg, text []uint32, begun func(), edit beginOption) error {
+func (w *drawnWorld) consume(e *drawnEngine, id, transfer string, leg enginepb.Leg, text []uint32, shares uint64, begun func(), edit beginOption) error {
 	r, prompt := e.r, uint64(len(text))
-	c := &drawnConsumer{w: w, e: e, hashes: w.d.hashes(text), blocks: map[string]map[uint64]uint32{}}
+	c := &drawnConsumer{w: w, e: e, shares: shares, hashes: w.d.hashes(text), blocks: map[string]map[uint64]uint32{}}
 	ctx, cancel := context.WithTimeout(context.Background(), drawnWait)
 	defer cancel()
 	var err error
@@ -672,8 +676,10 @@ func (c *drawnConsumer) judge(ev *enginepb.Event) error {
 	switch {
 	case planned >= c.asked.PromptTokens && local < c.asked.PromptTokens, got > planned, got < local, ev.Ok != (got == planned):
 		return errors.New("resume point: " + about)
-	case !ev.Ok && !w.faults && !w.tight && c.asked.Leg == enginepb.Leg_PD:
+	case !ev.Ok && !w.faults && !w.tight && c.asked.Leg != enginepb.Leg_PROBE && c.shares >= c.asked.PromptTokens:
 		return errors.New("unmatched although nothing was at fault: " + about)
+	case c.asked.Leg == enginepb.Leg_DEMAND && !w.faults && !w.tight && got < min(planned, c.foreseen()):
+		return fmt.Errorf("below %d, although of the prompt %d tokens are shared: %s", c.foreseen(), c.shares, about)
 	}
 	for _, f := range ev.Failures {
 		if f.Cause == "" || f.Group == "" || f.Detail == "" {
@@ -693,6 +699,16 @@ func (c *drawnConsumer) judge(ev *enginepb.Event) error {
 		return fmt.Errorf("%w: %s", err, about)
 	}
 	return nil
+}
+
+// foreseen is how far leg demand must get when nothing is at fault: about as far below the
+// last shared aligned point as the first plan was above it.
+func (c *drawnConsumer) foreseen() uint64 {
+	if c.w.d.align == 0 || c.asked.MaxLoadTokens > 0 {
+		return 0
+	}
+	a := min(c.shares, c.asked.PromptTokens-1) / c.w.d.align * c.w.d.align
+	return a - min(a, c.reply.ResumeTokens-min(a, c.reply.ResumeTokens)+c.w.d.align)
 }
 
 // compare reads what attention reads at the event's resume point.
@@ -760,9 +776,23 @@ func (w *drawnWorld) request(r *rand.Rand, p, c *drawnEngine, id string) error {
 		text = lengthen(r, slices.Clone(prompt), len(prompt)+1+r.IntN(40))
 		w.decoded.Add(1)
 	}
-	leg, order := enginepb.Leg_PD, pick(r, "producer first", "consumer first", "together")
+	leg, order := pick(r, enginepb.Leg_PD, enginepb.Leg_DEMAND), pick(r, "producer first", "consumer first", "together")
 	if r.IntN(3) == 0 {
 		leg, order = enginepb.Leg_PROBE, pick(r, "producer first", "producer first", "together")
+	}
+	asked, shares, storeCap := prompt, uint64(len(prompt)), uint64(0)
+	if leg == enginepb.Leg_DEMAND { // the two prompts may part, and the producer may have a cap
+		if r.IntN(2) == 0 {
+			shares = r.Uint64N(shares + 1)
+			asked = lengthen(r, slices.Clone(prompt[:shares]), max(1, int(shares)+r.IntN(drawnMaxTokens-int(shares)+1)))
+		}
+		if r.IntN(4) == 0 {
+			storeCap = 1 + r.Uint64N(uint64(len(prompt)))
+			shares = min(shares, storeCap)
+		}
+		if shares < uint64(len(asked)) {
+			w.parted.Add(1)
+		}
 	}
 	nobody := w.faults && r.IntN(15) == 0 // the producer never begins
 	edit := func(m *enginepb.BeginRequest) {
@@ -774,11 +804,11 @@ func (w *drawnWorld) request(r *rand.Rand, p, c *drawnEngine, id string) error {
 		if nobody {
 			return nil
 		}
-		return w.produce(p, "p"+id, "t"+id, leg, text, uint64(len(prompt)))
+		return w.produce(p, "p"+id, "t"+id, leg, text, uint64(len(prompt)), storeCap)
 	}
 	begun := make(chan struct{})
 	consume := func() error {
-		return w.consume(c, "c"+id, "t"+id, leg, prompt, func() { close(begun) }, edit)
+		return w.consume(c, "c"+id, "t"+id, leg, asked, shares, func() { close(begun) }, edit)
 	}
 	var produced, consumed error
 	if order == "producer first" {
@@ -802,7 +832,7 @@ func (w *drawnWorld) request(r *rand.Rand, p, c *drawnEngine, id string) error {
 	}
 	if len(text) > len(prompt) && leg == enginepb.Leg_PROBE && r.IntN(2) == 0 {
 		n := min(len(text), drawnMaxTokens-2)
-		if err := w.consume(c, "n"+id, "", leg, lengthen(r, slices.Clone(text[:n]), n+2), func() {}, func(*enginepb.BeginRequest) {}); err != nil {
+		if err := w.consume(c, "n"+id, "", leg, lengthen(r, slices.Clone(text[:n]), n+2), 0, func() {}, func(*enginepb.BeginRequest) {}); err != nil {
 			return fmt.Errorf("next turn: %w", err)
 		}
 	}

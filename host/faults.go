@@ -30,11 +30,13 @@ func levelOf(cause string) slog.Level {
 	return slog.LevelWarn
 }
 
-// noteQuit notes that demand ends because the producer's engine gave its request up: that
-// is an abort, too, and no reason to warn.
+// noteQuit notes that demand ends because the producer's engine gave its request up, which
+// is an abort, too, or because leg demand asked for more than the producer's plan has, which
+// is what that leg is for: no reason to warn.
 func (c *consumer) noteQuit(results []session.Result) {
 	for i := range results {
-		if results[i].Cause == session.Unmatched && results[i].Reason == sessionpb.Reason_REASON_REQUEST_ABORTED {
+		r := results[i].Reason
+		if results[i].Cause == session.Unmatched && (r == sessionpb.Reason_REASON_REQUEST_ABORTED || r == sessionpb.Reason_REASON_NOT_PLANNED) {
 			c.mu.Lock()
 			c.quit = true
 			c.mu.Unlock()

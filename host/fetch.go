@@ -181,10 +181,12 @@ func (s *sink) Begin(h transfer.Header) ([]byte, func(error), error) {
 // A fetch is one demand of a consumer.
 type fetch struct {
 	c     *consumer
+	peer  string
 	wants []*want // in the order of the demand
 	began time.Time
 	// endWait ends it in the node's waits in work.
 	endWait func()
+	job     session.JobID // 0 before start; guarded by consumer.mu
 }
 
 // arrived takes up one chunk. The session hears of it after it is readable.
@@ -214,6 +216,36 @@ func (f *fetch) start(peer string, id session.JobID) {
 	n.mu.Lock()
 	n.fetches[peerJob{peer, id}] = f
 	n.mu.Unlock()
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	f.job = id
+	for i, w := range f.wants {
+		if w.ended { // given up before the demand was sent
+			f.forgo(i)
+		}
+	}
+}
+
+// forgo tells the session that a chunk of a demand is not wanted any more. When none is, the
+// producer hears an abort; else what still comes is dropped, because its slot has another
+// epoch. The consumer's mu is held.
+func (f *fetch) forgo(i int) {
+	if f.job != 0 {
+		f.c.node.peers.Arrived(f.peer, f.job, i, session.Aborted, forgone.detail)
+	}
+}
+
+// forgone ends a chunk of leg demand that no plan uses any more.
+var forgone = failure{metrics.CauseAborted, "not wanted any more: the plan without what the producer has refused does not use it"}
+
+// word takes up what the producer refuses before the demand's end.
+func (f *fetch) word(w session.Word) {
+	wants, failures := make([]*want, len(w.Refused)), make([]failure, len(w.Refused))
+	for k, i := range w.Refused {
+		wants[k], failures[k] = f.wants[i], failureOf(w.Results[k])
+	}
+	f.c.noteQuit(w.Results)
+	f.c.lose(wants, failures)
 }
 
 // done ends the fetch: what has not arrived has a cause now, and its slot is free for
@@ -228,7 +260,9 @@ func (f *fetch) done(peer string, id session.JobID, results []session.Result) {
 	n.metrics.Waits.WithLabelValues(metrics.WaitTransfer, outcome).Inc()
 	n.metrics.TransferSeconds.WithLabelValues(outcome).Observe(time.Since(f.began).Seconds())
 	f.c.noteQuit(results)
+	failures := make([]failure, len(results))
 	for i, r := range results {
-		f.c.lost(f.wants[i], failureOf(r))
+		failures[i] = failureOf(r)
 	}
+	f.c.lose(f.wants, failures)
 }

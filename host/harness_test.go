@@ -63,6 +63,7 @@ groups:
   - {name: sliding, rule: window, params: {window: 20}, block_tokens: 4, chunk_blocks: 2, layers: 2, kv_heads: 1, head_dim: 8, dtype: bf16}
   - {name: full, rule: full, block_tokens: 4, chunk_blocks: 4, layers: 2, kv_heads: 1, head_dim: 8, dtype: bf16}
 policies: [{rule: request-level}]
+legs: [pd, demand, probe]
 `
 
 const (
@@ -540,7 +541,7 @@ func serves(t *testing.T, producer, consumer *Node) {
 	t.Helper()
 	ready(t, consumer, "producer")
 	p, c := attach(t, producer), attach(t, consumer)
-	for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_PROBE} {
+	for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_DEMAND, enginepb.Leg_PROBE} {
 		id := fmt.Sprintf("after-%v-%d", leg, requestNumber.Add(1))
 		x := text{id, 200}
 		p.produce(id, x, leg)

@@ -88,6 +88,10 @@ func supplyOf(job uint64, available []uint32, last bool, refused ...*sessionpb.R
 	return &sessionpb.Envelope{Message: &sessionpb.Envelope_Supply{Supply: &sessionpb.Supply{Job: job, Available: available, Refused: refused, Last: last}}}
 }
 
+func willComeOf(job uint64, keys ...uint32) *sessionpb.Envelope {
+	return &sessionpb.Envelope{Message: &sessionpb.Envelope_Supply{Supply: &sessionpb.Supply{Job: job, WillCome: keys}}}
+}
+
 func doneOf(job uint64, codes []sessionpb.Code) *sessionpb.Envelope {
 	return &sessionpb.Envelope{Message: &sessionpb.Envelope_Done{Done: &sessionpb.Done{Job: job, Codes: codes}}}
 }
@@ -125,6 +129,21 @@ var lies = map[string]lie{
 	"silence": func(*liar, func(*sessionpb.Envelope), *sessionpb.Demand) {},
 	"supply without bytes": func(_ *liar, send func(*sessionpb.Envelope), d *sessionpb.Demand) {
 		send(supplyOf(d.Job, indices(len(d.Slots)), true))
+	},
+	"a promise that is not kept": func(_ *liar, send func(*sessionpb.Envelope), d *sessionpb.Demand) {
+		send(willComeOf(d.Job, indices(len(d.Slots))...))
+	},
+	"a promise out of range": func(_ *liar, send func(*sessionpb.Envelope), d *sessionpb.Demand) {
+		send(willComeOf(d.Job, 1<<31))
+	},
+	"a promise, broken key by key": func(_ *liar, send func(*sessionpb.Envelope), d *sessionpb.Demand) {
+		send(willComeOf(d.Job, indices(len(d.Slots))...))
+		for i := range d.Slots {
+			send(supplyOf(d.Job, nil, false, &sessionpb.Refused{Indices: []uint32{uint32(i)}, Reason: sessionpb.Reason_REASON_NO_ROOM}))
+		}
+	},
+	"renewals of what it never asked for": func(_ *liar, send func(*sessionpb.Envelope), d *sessionpb.Demand) {
+		send(&sessionpb.Envelope{Message: &sessionpb.Envelope_Renew{Renew: &sessionpb.Renew{Jobs: []uint64{d.Job}}}})
 	},
 	"supply of an unknown job": func(_ *liar, send func(*sessionpb.Envelope), d *sessionpb.Demand) {
 		send(supplyOf(d.Job+1<<40, indices(3), true))
@@ -222,7 +241,7 @@ func TestLiarProducer(t *testing.T) {
 	c := attach(t, consumer)
 	heard := 0
 	for name, f := range lies {
-		for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_PROBE} {
+		for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_DEMAND, enginepb.Leg_PROBE} {
 			id := fmt.Sprintf("%s, %v", name, leg)
 			t.Run(id, func(t *testing.T) {
 				ready(t, consumer, "producer")

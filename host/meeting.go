@@ -59,7 +59,7 @@ func (m *meeting) carry(e join.Effect) {
 		m.node.peers.Answer(e.Peer, e.Job, e.Answer)
 	case join.Free:
 		m.free(e.Transfer, tier.Key(e.Key))
-		if e.Why == join.Aged || e.Why == join.NoRoom {
+		if e.Why == join.Aged || e.Why == join.NoRoom || e.Why == join.Lapsed {
 			m.node.metrics.ParkedFreed.WithLabelValues(e.Why.String()).Inc()
 			m.node.log.Debug("parked supply let go", "transfer", e.Transfer, "key", tier.Key(e.Key), "why", e.Why)
 		}
@@ -102,9 +102,14 @@ func (m *meeting) free(transfer string, key tier.Key) {
 	}
 }
 
-func (m *meeting) begin(transfer, leg string) error {
+// begin names a transfer and what its producer promises; nil = nothing.
+func (m *meeting) begin(transfer, leg string, p join.Promise) error {
 	err := errors.New("the node is closing")
-	m.do(func(now time.Duration) { err = m.join.Begin(now, transfer, leg) })
+	m.do(func(now time.Duration) {
+		if err = m.join.Begin(now, transfer, leg); err == nil && p != nil {
+			err = m.join.Promised(now, transfer, p)
+		}
+	})
 	return err
 }
 

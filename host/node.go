@@ -47,13 +47,17 @@ const (
 
 // Legs, as metrics and peers name them.
 const (
-	legPD    = session.LegPD
-	legProbe = session.LegProbe
+	legPD     = session.LegPD
+	legDemand = session.LegDemand
+	legProbe  = session.LegProbe
 )
 
 func legName(l enginepb.Leg) string {
-	if l == enginepb.Leg_PD {
+	switch l {
+	case enginepb.Leg_PD:
 		return legPD
+	case enginepb.Leg_DEMAND:
+		return legDemand
 	}
 	return legProbe
 }
@@ -209,13 +213,23 @@ func (n *Node) limits() session.Limits {
 	d, b := &n.cfg.Deadlines, &n.cfg.Bounds
 	l := session.DefaultLimits()
 	l.ConnectHello = n.waits.connect
+	l.RetryMin, l.RetryMax = config.Millis(d.RetryMS), config.Millis(d.RetryMaxMS)
 	l.Ping, l.Suspect, l.Dead = config.Millis(d.PingMS), config.Millis(d.SuspectMS), config.Millis(d.DeadMS)
 	l.Lookup, l.RequestDeadline = n.waits.lookup, n.waits.request
 	l.RequestDeadlineMax = max(l.RequestDeadlineMax, l.RequestDeadline)
-	l.TransferBase, l.Drain = config.Millis(d.TransferMS), n.waits.drain
+	l.TransferBase, l.TransferBytesPerSecond, l.Drain = config.Millis(d.TransferMS), n.waits.bytesPerSecond, n.waits.drain
+	l.Lease = config.Millis(d.LeaseMS)
 	l.MessageBytesMax = int(b.MessageBytes)
 	// 67 bytes is what a key takes at most in a demand, with its slot and epoch.
 	l.KeysMax = min(l.KeysMax, (l.MessageBytesMax-8192)/67)
+	return l
+}
+
+// joinLimits are the join's, from the configuration.
+func (n *Node) joinLimits() join.Limits {
+	d, l := &n.cfg.Deadlines, join.DefaultLimits()
+	l.ParkedAge, l.FinishedAge = config.Millis(d.ParkedMS), config.Millis(d.FinishedMS)
+	l.ParkedBytesMax = uint64(n.cfg.Bounds.ParkedBytes)
 	return l
 }
 
@@ -224,9 +238,7 @@ func (n *Node) limits() session.Limits {
 func (n *Node) openPeers(context.Context) error {
 	l := n.limits()
 	n.keysMax = l.KeysMax
-	jl := join.DefaultLimits()
-	jl.ParkedAge, jl.ParkedBytesMax = config.Millis(n.cfg.Deadlines.ParkedMS), uint64(n.cfg.Bounds.ParkedBytes)
-	n.meeting = newMeeting(n, time.Now(), jl)
+	n.meeting = newMeeting(n, time.Now(), n.joinLimits())
 	n.onClose(n.meeting.close)
 	n.onClose(func() { _ = n.data.Close() }) // before the meeting lets go what is being pushed
 	n.onClose(func() { n.wg.Wait() })
@@ -446,8 +458,8 @@ func (n *Node) unusable(peer, leg string) string {
 		switch {
 		case s.State == session.Suspect || s.State == session.Dead:
 			return fmt.Sprintf("peer %s is %v: %s", peer, s.State, n.reason(peer))
-		case s.State == session.Ready && leg == legPD && !s.AllLegs:
-			return fmt.Sprintf("peer %s runs other rules, parameters or limits; leg pd needs equal ones: use leg probe, or give both nodes the same deployment", peer)
+		case s.State == session.Ready && leg != legProbe && !s.AllLegs:
+			return fmt.Sprintf("peer %s runs other rules, parameters or limits; leg %s needs equal ones: use leg probe, or give both nodes the same deployment", peer, leg)
 		}
 		return ""
 	}

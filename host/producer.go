@@ -33,6 +33,7 @@ type producer struct {
 	// transfer is the name that the consumer gives too; empty in leg probe, where the
 	// supply is simply in the tier.
 	transfer string
+	foreseen join.Promise // leg demand
 	owner    tier.Owner
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -84,7 +85,7 @@ func (a *attachment) beginProducer(ctx context.Context, r *enginepb.BeginRequest
 		chunks: map[plan.Ref]*kept{}, offered: map[plan.Ref]struct{}{},
 		supplied: make([]uint64, len(n.groups)), stored: make([]uint64, len(n.groups)),
 	}
-	if p.leg == legPD {
+	if p.leg != legProbe {
 		p.transfer = r.TransferId
 	}
 	reuse, err := p.plan(r)
@@ -93,7 +94,7 @@ func (a *attachment) beginProducer(ctx context.Context, r *enginepb.BeginRequest
 		return nil, nil, status.Errorf(codes.Internal, "plan of producer request %q: %v; compute without the tier", r.RequestId, err)
 	}
 	if p.transfer != "" {
-		if err := n.meeting.begin(p.transfer, p.leg); err != nil {
+		if err := n.meeting.begin(p.transfer, p.leg, p.foreseen); err != nil {
 			p.release()
 			return nil, nil, refusedTransfer(err)
 		}
@@ -136,6 +137,13 @@ func (p *producer) plan(r *enginepb.BeginRequest) (reuse uint64, err error) {
 	start.Held, start.ResidentTokens = p.pinHeld(wanted, r.PromptTokens)
 	if p.machine, err = p.planner.Produce(start); err != nil {
 		return 0, err
+	}
+	if p.leg == legDemand {
+		f, err := p.promise(r.PromptTokens)
+		if err != nil {
+			return 0, err
+		}
+		p.foreseen = f.fate
 	}
 	return p.machine.ReuseTokens()
 }

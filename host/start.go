@@ -21,7 +21,6 @@ import (
 	"github.com/tierd/tierd/host/lockfile"
 	"github.com/tierd/tierd/host/metrics"
 	"github.com/tierd/tierd/host/rules"
-	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/status"
 	"github.com/tierd/tierd/host/tier"
 	"github.com/tierd/tierd/host/transfer"
@@ -208,12 +207,15 @@ func (n *Node) openState(context.Context) error {
 	for _, stale := range []string{addressesFile, status.AddressFile} { // of a daemon that was killed
 		os.Remove(filepath.Join(cfg.StateDir, stale))
 	}
-	d := &cfg.Deadlines
-	n.waits = waits{
-		request: config.Millis(d.RequestMS), lookup: config.Millis(d.LookupMS), connect: config.Millis(d.ConnectMS),
-		pending: config.Millis(d.PendingMS), drain: config.Millis(d.DrainMS), bytesPerSecond: session.DefaultLimits().TransferBytesPerSecond,
-	}
+	n.waits = waitsOf(&cfg.Deadlines)
 	return nil
+}
+
+func waitsOf(d *config.Deadlines) waits {
+	return waits{
+		request: config.Millis(d.RequestMS), lookup: config.Millis(d.LookupMS), connect: config.Millis(d.ConnectMS),
+		pending: config.Millis(d.PendingMS), drain: config.Millis(d.DrainMS), bytesPerSecond: uint64(d.TransferMBPerS) * 1e6,
+	}
 }
 
 // closed logs what could not be closed.

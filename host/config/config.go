@@ -92,7 +92,7 @@ type TLS struct {
 	CA   string `yaml:"ca"`
 }
 
-// Deadlines are in milliseconds. Zero means the default.
+// Deadlines are in milliseconds, but for the rate. Zero means the default.
 type Deadlines struct {
 	// RequestMS: how long a request may wait for a peer unless it says itself. 30000.
 	RequestMS int64 `yaml:"request_ms"`
@@ -100,16 +100,27 @@ type Deadlines struct {
 	LookupMS int64 `yaml:"lookup_ms"`
 	// ConnectMS: connect and hello. 750.
 	ConnectMS int64 `yaml:"connect_ms"`
+	// RetryMS, RetryMaxMS: between two tries to connect; it doubles from one to the other.
+	// 50, 500.
+	RetryMS    int64 `yaml:"retry_ms"`
+	RetryMaxMS int64 `yaml:"retry_max_ms"`
 	// PingMS, SuspectMS, DeadMS: between pings; without a byte. 250, 750, 2000.
 	PingMS    int64 `yaml:"ping_ms"`
 	SuspectMS int64 `yaml:"suspect_ms"`
 	DeadMS    int64 `yaml:"dead_ms"`
-	// TransferMS: what a transfer gets on top of its bytes at 200 MB/s. 500.
+	// TransferMS: what a transfer gets on top of its bytes. 500.
 	TransferMS int64 `yaml:"transfer_ms"`
+	// TransferMBPerS: the rate, in MB (10^6 bytes) a second, at which the bytes of a
+	// transfer and of a chunk being written are given time. 200.
+	TransferMBPerS int64 `yaml:"transfer_mb_per_s"`
 	// PendingMS: what a chunk being written gets on top of its bytes. 2000.
 	PendingMS int64 `yaml:"pending_ms"`
 	// ParkedMS: unbound supply. 60000.
 	ParkedMS int64 `yaml:"parked_ms"`
+	// LeaseMS: supply that is bound to a demand, without a renewal by its consumer. 10000.
+	LeaseMS int64 `yaml:"lease_ms"`
+	// FinishedMS: how long the id of a finished transfer is remembered. 60000.
+	FinishedMS int64 `yaml:"finished_ms"`
 	// DrainMS: from SIGTERM to exit. 5000.
 	DrainMS int64 `yaml:"drain_ms"`
 }
@@ -133,6 +144,8 @@ type Bounds struct {
 const (
 	// DeadlineMSMax: an hour. A longer wait is a hang by another name.
 	DeadlineMSMax = 3_600_000
+	// TransferMBPerSMax: a terabyte a second is faster than any network of a node.
+	TransferMBPerSMax = 1_000_000
 	// MessageBytesMin: the hashes and block numbers of a short prompt must fit.
 	MessageBytesMin = 64 << 10
 	// MessageBytesMax: one message is held in memory whole, per stream.
@@ -157,9 +170,9 @@ func Defaults() Config {
 		LogLevel:   "info",
 		PeerCIDRs:  []string{"127.0.0.0/8", "::1/128"},
 		Deadlines: Deadlines{
-			RequestMS: 30_000, LookupMS: 500, ConnectMS: 750,
+			RequestMS: 30_000, LookupMS: 500, ConnectMS: 750, RetryMS: 50, RetryMaxMS: 500,
 			PingMS: 250, SuspectMS: 750, DeadMS: 2_000,
-			TransferMS: 500, PendingMS: 2_000, ParkedMS: 60_000, DrainMS: 5_000,
+			TransferMS: 500, TransferMBPerS: 200, PendingMS: 2_000, ParkedMS: 60_000, LeaseMS: 10_000, FinishedMS: 60_000, DrainMS: 5_000,
 		},
 		Bounds: Bounds{Engines: 8, Requests: 1024, Sessions: 64, MessageBytes: 4 << 20},
 	}
@@ -275,9 +288,10 @@ type field struct {
 func (d *Deadlines) fields() []field {
 	return []field{
 		{"request_ms", &d.RequestMS}, {"lookup_ms", &d.LookupMS}, {"connect_ms", &d.ConnectMS},
+		{"retry_ms", &d.RetryMS}, {"retry_max_ms", &d.RetryMaxMS},
 		{"ping_ms", &d.PingMS}, {"suspect_ms", &d.SuspectMS}, {"dead_ms", &d.DeadMS},
-		{"transfer_ms", &d.TransferMS}, {"pending_ms", &d.PendingMS},
-		{"parked_ms", &d.ParkedMS}, {"drain_ms", &d.DrainMS},
+		{"transfer_ms", &d.TransferMS}, {"transfer_mb_per_s", &d.TransferMBPerS}, {"pending_ms", &d.PendingMS},
+		{"parked_ms", &d.ParkedMS}, {"lease_ms", &d.LeaseMS}, {"finished_ms", &d.FinishedMS}, {"drain_ms", &d.DrainMS},
 	}
 }
 
@@ -518,9 +532,19 @@ func (c *Config) CIDRs() ([]netip.Prefix, error) {
 func (c *Config) validateNumbers() error {
 	d := &c.Deadlines
 	for _, f := range d.fields() {
-		if *f.value < 1 || *f.value > DeadlineMSMax {
-			return fmt.Errorf("deadlines.%s is %d; it must be 1 to %d milliseconds", f.name, *f.value, DeadlineMSMax)
+		most, unit := int64(DeadlineMSMax), "milliseconds"
+		if f.value == &d.TransferMBPerS {
+			most, unit = TransferMBPerSMax, "MB per second"
 		}
+		if *f.value < 1 || *f.value > most {
+			return fmt.Errorf("deadlines.%s is %d; it must be 1 to %d %s", f.name, *f.value, most, unit)
+		}
+	}
+	switch {
+	case d.RetryMaxMS < d.RetryMS:
+		return fmt.Errorf("deadlines: retry_ms is %d and retry_max_ms %d; the pause doubles from one to the other, so retry_max_ms must not be smaller", d.RetryMS, d.RetryMaxMS)
+	case d.LeaseMS < 3*d.PingMS:
+		return fmt.Errorf("deadlines: lease_ms is %d and ping_ms %d; a lease is renewed three times while it lasts, and no more often than pings are sent: lease_ms must be at least three times ping_ms", d.LeaseMS, d.PingMS)
 	}
 	if 2*d.PingMS > d.SuspectMS || d.SuspectMS >= d.DeadMS {
 		return fmt.Errorf("deadlines: ping_ms is %d, suspect_ms %d and dead_ms %d; suspect_ms must be at least twice ping_ms, or one late ping makes a healthy peer suspect, and dead_ms must be longer than suspect_ms", d.PingMS, d.SuspectMS, d.DeadMS)

@@ -20,10 +20,10 @@ import (
 	"github.com/tierd/tierd/host/replay"
 )
 
-// A part of the real trace in both legs, then a clean end.
-func TestReplayBothLegs(t *testing.T) {
+// A part of the real trace in each leg, then a clean end.
+func TestReplayEachLeg(t *testing.T) {
 	producer, consumer := pair(t)
-	for _, leg := range []string{"pd", "probe"} {
+	for _, leg := range []string{"pd", "demand", "probe"} {
 		r, code := play(producer, consumer, "--trace", trace(), "--requests", "40", "--leg", leg).report()
 		require.Zero(t, code)
 		require.Equal(t, 40, r.Hits)
@@ -52,7 +52,7 @@ func TestReplayBothLegs(t *testing.T) {
 // arrived. The replay ends by itself, and the request is recomputed.
 func TestDaemonKilledInMidTransfer(t *testing.T) {
 	for _, victim := range []string{"producer", "consumer"} {
-		for _, leg := range []string{"pd", "probe"} {
+		for _, leg := range []string{"pd", "demand", "probe"} {
 			t.Run(victim+" "+leg, func(t *testing.T) {
 				producer, consumer := pair(t)
 				tokens := uint64(0)
@@ -283,7 +283,7 @@ func TestReplayRefusesAtStart(t *testing.T) {
 	require.NoError(t, err)
 	small := strings.Replace(string(text), "max_tokens: 131072", "max_tokens: 1024", 1) // a short check
 	small = strings.Replace(small, "align_tokens: 4096", "align_tokens: 1024", 1)
-	small = strings.Replace(small, "legs: [pd, probe]", "legs: [probe]", 1)
+	small = strings.Replace(small, "legs: [pd, demand, probe]", "legs: [probe]", 1)
 	path := filepath.Join(t.TempDir(), "small.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(small), 0o600))
 	one := writeTrace(t, func(_ int, r *replay.Request) bool { return r.PromptTokens < 1000 })

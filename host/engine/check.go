@@ -130,20 +130,22 @@ func (l *Limits) checkLeg(r *enginepb.BeginRequest) error {
 	switch r.Leg {
 	case enginepb.Leg_PD:
 		leg = "pd"
+	case enginepb.Leg_DEMAND:
+		leg = "demand"
 	case enginepb.Leg_PROBE:
 		leg = "probe"
 	default:
-		return invalid("leg is %v; it must be PD or PROBE", r.Leg)
+		return invalid("leg is %v; it must be PD, DEMAND or PROBE", r.Leg)
 	}
 	switch {
 	case !slices.Contains(l.Roles, role):
 		return status.Errorf(codes.FailedPrecondition, "role is %s, but the deployment was checked for roles %s; add the role and check again", role, strings.Join(l.Roles, ", "))
 	case !slices.Contains(l.Legs, leg):
 		return status.Errorf(codes.FailedPrecondition, "leg is %s, but the deployment was checked for legs %s; add the leg and check again", leg, strings.Join(l.Legs, ", "))
-	case leg == "pd" && r.TransferId == "":
-		return invalid("transfer_id is empty; leg pd needs the name that both sides give the transfer")
+	case leg != "probe" && r.TransferId == "":
+		return invalid("transfer_id is empty; leg %s needs the name that both sides give the transfer", leg)
 	case leg == "pd" && r.MaxStoreTokens > 0:
-		return invalid("max_store_tokens is %d in leg pd, where the consumer cannot know it and would demand more than is stored; put the cap into the deployment (max_store_tokens) or use leg probe", r.MaxStoreTokens)
+		return invalid("max_store_tokens is %d in leg pd, where the consumer cannot know it and would demand more than is stored; put the cap into the deployment (max_store_tokens) or use leg demand or probe", r.MaxStoreTokens)
 	}
 	return nil
 }

@@ -133,7 +133,7 @@ func (r *fakeRequest) Finish(f Finish) *enginepb.FinishReply {
 var testBounds = Bounds{EnginesMax: 2, RequestsMax: 3, JobsMax: 4, MessageBytesMax: 64 << 10, EventsWithin: 300 * time.Millisecond}
 
 var testLimits = Limits{
-	MaxTokens: 1024, HashTokens: 16, Roles: []string{"producer", "consumer"}, Legs: []string{"pd", "probe"},
+	MaxTokens: 1024, HashTokens: 16, Roles: []string{"producer", "consumer"}, Legs: []string{"pd", "demand", "probe"},
 	Groups: []GroupLimits{{Name: "sliding", BlockTokens: 16}, {Name: "full", BlockTokens: 16}, {Name: "none", BlockTokens: 16}},
 }
 
@@ -338,6 +338,7 @@ func TestRefusals(t *testing.T) {
 		{"no role", beginErr(func(r *B) { r.Role = 0 })},
 		{"no leg", beginErr(func(r *B) { r.Leg = 0 })},
 		{"pd without transfer_id", beginErr(func(r *B) { r.TransferId = "" })},
+		{"demand without transfer_id", beginErr(func(r *B) { r.Leg = enginepb.Leg_DEMAND; r.TransferId = "" })},
 		{"store cap in pd", beginErr(func(r *B) { r.MaxStoreTokens = 32 })},
 		{"producer with local_tokens", beginErr(func(r *B) { r.LocalTokens = 1 })},
 		{"producer with max_load_tokens", beginErr(func(r *B) { r.MaxLoadTokens = 1 })},

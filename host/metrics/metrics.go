@@ -98,8 +98,8 @@ var (
 	// places of checksum failures.
 	places = []string{"slab", "wire"}
 	roles  = []string{"producer", "consumer"}
-	// parkedEnds are the reasons of join.Why for which parked supply goes.
-	parkedEnds = []string{"aged", "no_room"}
+	// parkedEnds are the reasons of join.Why for which supply goes that was not sent.
+	parkedEnds = []string{"aged", "no_room", "lapsed"}
 	// waits that end with an outcome.
 	waits    = []string{WaitLookup, WaitTransfer, WaitPending}
 	outcomes = []string{"ok", "deadline", "peer", "aborted", "refused"}
@@ -174,7 +174,7 @@ func New(groups, legs []string) *Metrics {
 	m.PeerWriteBytes = tier.WithLabelValues(tierPeer)
 	m.Checksum = m.counters("kv_offload_tiering_checksum_failures_chunks_total", "Chunks whose bytes were not those that were stored, by place.", "place")
 	m.NoRoom = m.counters("kv_offload_allocation_failure_total", "Requests or chunks that got no slot.", "role")
-	m.ParkedFreed = m.counters("parked_freed_chunks_total", "Supply that no consumer asked for and that was let go: by its age, or oldest first for room.", "why")
+	m.ParkedFreed = m.counters("parked_freed_chunks_total", "Supply that was let go without being sent: by its age or oldest first for room when no consumer asked for it, or because its consumer did not renew its lease.", "why")
 	m.Waits = m.counters("waits_total", "Waits by their end.", "wait", "outcome")
 	m.LookupSeconds = m.histogram("kv_offload_lookup_delay_seconds", "Batched lookups at a peer.")
 	m.TransferSeconds = m.histograms("transfer_seconds", "From a demand to the end of its last key, by how it ended.", "outcome")

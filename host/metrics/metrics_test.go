@@ -45,7 +45,7 @@ func TestZerosFromTheStart(t *testing.T) {
 		"tierd_kv_offload_tiering_write_bytes_total":              1,
 		"tierd_kv_offload_tiering_checksum_failures_chunks_total": 2,
 		"tierd_kv_offload_allocation_failure_total":               2,
-		"tierd_parked_freed_chunks_total":                         2,
+		"tierd_parked_freed_chunks_total":                         3,
 		"tierd_waits_total":                                       3 * 5,
 		"tierd_requests_total":                                    2 * 2 * len(results),
 		"tierd_prompt_tokens_by_source_total":                     4,

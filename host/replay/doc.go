@@ -40,7 +40,7 @@
 // # Order of the two sides
 //
 // One goroutine prefills, request after request; a few others play the consumer, so
-// that one request is pulled while the next is computed. In leg pd every second
+// that one request is pulled while the next is computed. In legs pd and demand every second
 // request is begun at the consumer before the producer has begun it: the demand is
 // early. For the others the supply is early and waits. In leg probe the consumer
 // always comes second, for it can only find what is there.

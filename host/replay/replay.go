@@ -29,7 +29,7 @@ type Options struct {
 	// Deployment is the one that both nodes must serve. nil means that each side plays
 	// the one of its own daemon.
 	Deployment *deploy.Deployment
-	// Leg is "pd" or "probe".
+	// Leg is "pd", "demand" or "probe".
 	Leg string
 	// Salt goes into every hash. Empty means the name of the leg, so that the second
 	// leg of a run does not find the first one's chunks.
@@ -50,7 +50,7 @@ const (
 	concurrencyMax = 64
 )
 
-var legs = map[string]enginepb.Leg{"pd": enginepb.Leg_PD, "probe": enginepb.Leg_PROBE}
+var legs = map[string]enginepb.Leg{"pd": enginepb.Leg_PD, "demand": enginepb.Leg_DEMAND, "probe": enginepb.Leg_PROBE}
 
 // Check reports the first option that makes no sense.
 func (o *Options) Check() error {
@@ -58,7 +58,7 @@ func (o *Options) Check() error {
 	case len(o.Requests) == 0:
 		return errors.New("there are no requests to play")
 	case legs[o.Leg] == 0:
-		return fmt.Errorf("leg is %q; it must be pd or probe", o.Leg)
+		return fmt.Errorf("leg is %q; it must be pd, demand or probe", o.Leg)
 	case !(o.RequestsPerSecond >= 0) || math.IsInf(o.RequestsPerSecond, 0): // NaN is not >= 0
 		return fmt.Errorf("rate is %v requests a second; it must be 0 (no limit) or a number above", o.RequestsPerSecond)
 	case o.Concurrency < 1 || o.Concurrency > concurrencyMax:
@@ -283,7 +283,7 @@ func (r *run) first(ctx context.Context, i int, queue chan<- *task) {
 	t := &task{
 		id:     fmt.Sprintf("%s-%s-%d", r.opt.Leg, r.nonce, i),
 		prompt: newPrompt(&r.opt.Requests[i], r.opt.Salt, r.producer.daemon.deployment.HashTokens),
-		early:  r.opt.Leg == "pd" && i%2 == 1,
+		early:  r.opt.Leg != "probe" && i%2 == 1,
 		begun:  make(chan struct{}), produced: make(chan struct{}),
 	}
 	if t.early {

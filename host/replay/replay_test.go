@@ -73,8 +73,14 @@ func TestReplayHitsAndReusesItsOwnBlocks(t *testing.T) {
 	}
 }
 
-func TestBothOrdersOfLegPD(t *testing.T) {
-	p := startPair(t, "pd", 8)
+func TestBothOrdersOfLegsPDAndDemand(t *testing.T) {
+	for _, leg := range []string{"pd", "demand"} {
+		bothOrders(t, leg)
+	}
+}
+
+func bothOrders(t *testing.T, leg string) {
+	p := startPair(t, leg, 8)
 	p.run(t)
 	require.Len(t, p.producer.begins, 8)
 	require.Len(t, p.consumer.begins, 8)

@@ -97,7 +97,7 @@ Exit status: 0 accepted, 1 refused (the smallest counterexample is drawn),
 	f.BoolVar(&a.asJSON, "json", false, "print the verdict as JSON")
 	f.StringVar(&a.state, "state", "", stateUsage)
 	f.Uint64Var(&a.seed, "seed", rules.DefaultSeed, "seed of the drawn cases, and of a plugin's drawn parameters")
-	f.StringSliceVar(&a.legs, "legs", []string{"pd", "probe"}, "of a plugin or a model: the legs that its deployments use")
+	f.StringSliceVar(&a.legs, "legs", []string{"pd", "probe"}, "of a plugin or a model: the legs that its deployments use, of pd, demand and probe")
 	f.StringVar(&a.twin, "twin", "", "of a plugin with one rule: another implementation, which must give the same answers")
 	f.Float64Var(&a.budgetSeconds, "budget", 0, "of a deployment: the most seconds that the check may take; when they are spent the verdict is undecided (0 = no limit)")
 	engineFlags(f, &a)

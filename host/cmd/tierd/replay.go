@@ -62,7 +62,7 @@ After SIGINT or SIGTERM it prints the report of what was played until then and e
 	f.StringVar(&opt.Producer, "producer", "", "engine socket of the producer's daemon")
 	f.StringVar(&opt.Consumer, "consumer", "", "engine socket of the consumer's daemon")
 	f.IntVar(&args.requests, "requests", 0, "play the first N requests; 0 = all")
-	f.StringVar(&opt.Leg, "leg", "pd", "pd (the consumer demands without asking) or probe (it asks first)")
+	f.StringVar(&opt.Leg, "leg", "pd", "pd (the consumer demands without asking), demand (the producer answers for each chunk) or probe (the consumer asks first)")
 	f.Float64Var(&opt.RequestsPerSecond, "rate", 0, "requests to start a second; 0 = as fast as they go")
 	f.IntVar(&opt.Concurrency, "concurrency", replay.DefaultConcurrency, "requests that the consumer plays at a time")
 	f.StringVar(&opt.Salt, "salt", "", "mixed into every hash; runs of one salt find each other's chunks (default: the leg)")

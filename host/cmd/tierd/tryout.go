@@ -77,7 +77,7 @@ func checkPlugin(cmd *cobra.Command, ref string, a *checkArgs) error {
 func tryPlugin(ctx context.Context, ref string, a tryArgs, progress io.Writer) (results []*tryout.Result, err error) {
 	for _, leg := range a.legs {
 		if !slices.Contains([]string{"pd", "probe"}, leg) {
-			return nil, fmt.Errorf("--legs has %q; known: pd, probe", leg)
+			return nil, fmt.Errorf("--legs has %q; known: pd, demand, probe", leg)
 		}
 	}
 	cache, err := cacheIn(a.state)

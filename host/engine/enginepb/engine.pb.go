@@ -82,6 +82,10 @@ const (
 	Leg_PD Leg = 1
 	// The consumer asks first.
 	Leg_PROBE Leg = 2
+	// The consumer demands eagerly, before or while the producer computes, and the
+	// producer answers for each chunk as soon as its plan is made: here, will come, or
+	// refused. The two prompts may differ after a shared prefix.
+	Leg_DEMAND Leg = 3
 )
 
 // Enum value maps for Leg.
@@ -90,11 +94,13 @@ var (
 		0: "LEG_UNSPECIFIED",
 		1: "PD",
 		2: "PROBE",
+		3: "DEMAND",
 	}
 	Leg_value = map[string]int32{
 		"LEG_UNSPECIFIED": 0,
 		"PD":              1,
 		"PROBE":           2,
+		"DEMAND":          3,
 	}
 )
 
@@ -478,7 +484,7 @@ type BeginRequest struct {
 	// Consumer: the peer that holds the KV; empty = own tier only.
 	// Producer: the peer that will fetch, if known.
 	PeerId string `protobuf:"bytes,9,opt,name=peer_id,json=peerId,proto3" json:"peer_id,omitempty"`
-	// Names one transfer on both sides; required for leg pd.
+	// Names one transfer on both sides; required for legs pd and demand.
 	TransferId string `protobuf:"bytes,10,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
 	// Consumer: the prefix that its GPU already holds.
 	LocalTokens uint64 `protobuf:"varint,11,opt,name=local_tokens,json=localTokens,proto3" json:"local_tokens,omitempty"`
@@ -739,7 +745,8 @@ type BeginReply struct {
 	// Producer: the largest native GPU prefix hit to use. Above it some promised chunk
 	// would no longer be on the GPU.
 	ReuseTokens uint64 `protobuf:"varint,1,opt,name=reuse_tokens,json=reuseTokens,proto3" json:"reuse_tokens,omitempty"`
-	// Producer: token counts at which a step must end, ascending.
+	// Producer: token counts at which a step must end, ascending: where a recurrent state is
+	// to be saved. A step that passes one of them is an error.
 	StopTokens []uint64 `protobuf:"varint,2,rep,packed,name=stop_tokens,json=stopTokens,proto3" json:"stop_tokens,omitempty"`
 	// Consumer: the planned resume point; equal to local_tokens when nothing is
 	// fetched.
@@ -749,8 +756,9 @@ type BeginReply struct {
 	// Why nothing is fetched although a peer was named, in words; empty otherwise.
 	Note string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
 	// Consumer: chunks beside the demand that a lower resume point needs. Some of the
-	// demand is still being written; should that not come, these are fetched instead. Load
-	// may give their blocks destinations too; without them they cannot be used.
+	// demand is still being written, or leg demand has asked for it without knowing; should
+	// that not come, these are fetched instead. Load may give their blocks destinations too;
+	// without them they cannot be used.
 	Fallback      []*GroupChunks `protobuf:"bytes,6,rep,name=fallback,proto3" json:"fallback,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1577,11 +1585,13 @@ const file_engine_proto_rawDesc = "" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bPRODUCER\x10\x01\x12\f\n" +
-	"\bCONSUMER\x10\x02*-\n" +
+	"\bCONSUMER\x10\x02*9\n" +
 	"\x03Leg\x12\x13\n" +
 	"\x0fLEG_UNSPECIFIED\x10\x00\x12\x06\n" +
 	"\x02PD\x10\x01\x12\t\n" +
-	"\x05PROBE\x10\x022\xa5\x03\n" +
+	"\x05PROBE\x10\x02\x12\n" +
+	"\n" +
+	"\x06DEMAND\x10\x032\xa5\x03\n" +
 	"\x06Engine\x12F\n" +
 	"\x06Attach\x12\x1e.tierd.engine.v1.AttachRequest\x1a\x1c.tierd.engine.v1.AttachReply\x12B\n" +
 	"\x06Events\x12\x1e.tierd.engine.v1.EventsRequest\x1a\x16.tierd.engine.v1.Event0\x01\x12C\n" +
