@@ -304,7 +304,12 @@ func text(m *abi.Manifest, ref string, legs []string, g *geometry, values []uint
 			group("full", "full", "", g.fullBlock, g.fullBlocks)
 		}
 	}
-	fmt.Fprintf(&b, "policies: [{rule: %s}]\nlegs: [%s]\n", policy, strings.Join(legs, ", "))
+	more := ""
+	if m.Mask == abi.MaskPromptWindow && (g.fullFirst || g.fullBlock > 0) {
+		// What decodes under a smaller mask changes what layers above it compute, too.
+		more = ", {rule: prompt-only}"
+	}
+	fmt.Fprintf(&b, "policies: [{rule: %s}%s]\nlegs: [%s]\n", policy, more, strings.Join(legs, ", "))
 	return b.String()
 }
 
