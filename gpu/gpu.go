@@ -10,8 +10,16 @@
 // both. It also says how another process of the same user can map a region, because
 // engine and daemon are two processes.
 //
-// Package gpu/mem is the device for host memory and runs everywhere. Package
-// gpu/gputest holds the conformance suite that every device passes.
+// Package gpu/mem is the device for host memory and runs everywhere. Package gpu/cuda
+// is the one for NVIDIA GPUs, and gpu/nvml reads their health. Package gpu/gputest holds
+// the conformance suite that every device passes.
+//
+// An engine on a GPU works ahead of its host: when it says that blocks are full, the
+// kernels that fill them may still run. A device whose engines do so is Ordered: the
+// engine records an Event in its stream behind those kernels, and the daemon waits for
+// it before it moves the blocks. It waits on the host and not in a stream of the device,
+// because copies of other requests must not queue behind one engine's step, and because
+// a wait on the host ends when its context does.
 //
 // # Laws
 //
@@ -24,6 +32,8 @@
 //   - Close of a region waits for the calls that use it; later ones get ErrClosed.
 //   - Calls may run at the same time. Two that touch the same bytes, one of them a
 //     Scatter, are the caller's to keep apart.
+//   - A device that is lost fails every call from then on with ErrLost and the driver's
+//     own error. Closing it and its regions still works, and the process goes on.
 package gpu
 
 import (
@@ -41,6 +51,8 @@ var (
 	ErrFragments = errors.New("fragments refused")
 	// ErrForeign is returned when a region belongs to another device.
 	ErrForeign = errors.New("region belongs to another device")
+	// ErrLost is wrapped by every error of a device that can no longer be used.
+	ErrLost = errors.New("device is lost")
 )
 
 // FragmentsMax bounds one call: 2^20 fragments are 128 layers of 4096 blocks with K
@@ -67,6 +79,25 @@ type Device interface {
 	Close() error
 }
 
+// An Ordered device can wait for a point in the stream of an engine's process.
+type Ordered interface {
+	Device
+	// ImportEvent opens an event that another process made and exported. Closing it
+	// leaves the other process's event alone.
+	ImportEvent(ctx context.Context, h Handle) (Event, error)
+}
+
+// An Event marks a point in a stream of work, and may be recorded again and again.
+type Event interface {
+	// Wait returns once the work in front of the event's latest record is done. An
+	// event that was never recorded is done.
+	Wait(ctx context.Context) error
+	// Export says how another process of the same user can open the event.
+	Export() (Handle, error)
+	// Close gives the event back. Closing twice is harmless.
+	Close() error
+}
+
 // A Region is a run of bytes that a device can reach.
 type Region interface {
 	// Size in bytes.
@@ -87,14 +118,16 @@ const (
 	// HandleCUDA is an allocation exported by CUDA IPC: Opaque is the driver's
 	// handle, Offset and Length lie inside that allocation.
 	HandleCUDA HandleKind = "cuda-ipc"
+	// HandleCUDAEvent is an event exported by CUDA IPC, in Opaque.
+	HandleCUDAEvent HandleKind = "cuda-ipc-event"
 )
 
-// A Handle names a region across processes.
+// A Handle names a region or an event across processes.
 type Handle struct {
 	Kind HandleKind
 	// Path of the file to map, for HandleFile.
 	Path string
-	// Opaque is the driver's own handle, for HandleCUDA.
+	// Opaque is the driver's own handle, for HandleCUDA and HandleCUDAEvent.
 	Opaque []byte
 	// Offset and Length in bytes.
 	Offset, Length int64

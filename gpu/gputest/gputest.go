@@ -28,6 +28,10 @@ func Run(t *testing.T, open func(t *testing.T) gpu.Device) {
 		{"UseAfterClose", useAfterClose},
 		{"Cancelled", cancelled},
 		{"Import", imported},
+		{"Drawn", drawn},
+		{"Overlaps", overlaps},
+		{"Alignment", alignment},
+		{"CancelledMidway", cancelledMidway},
 		{"Parallel", parallel},
 		{"CloseWaits", closeWaits},
 	} {

@@ -1,0 +1,352 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/tierd/tierd/gpu"
+)
+
+const (
+	// spinTime is how long a leader looks without a pause after the last buffer that
+	// was done: a chunk of 1 MiB takes half of it.
+	spinTime = 100 * time.Microsecond
+	// lookPause is between two looks after that. Timers of Linux fire some 50 us late
+	// anyhow.
+	lookPause = 50 * time.Microsecond
+	// blockThreads is the size of a kernel's blocks: 16 warps.
+	blockThreads = 512
+	blockWarps   = blockThreads / 32
+)
+
+// A lane moves bytes in one direction.
+type lane struct {
+	dev     *Device
+	scatter bool
+	kernel  uintptr
+	buffers []*buffer
+	// free holds the buffers that carry nothing. Waiting receivers are served in
+	// their order, which is what shares a lane between calls.
+	free chan *buffer
+	// lead holds one token; who has it is the leader.
+	lead chan struct{}
+}
+
+// A buffer is a staging buffer with its stream. It belongs to the call that took it out
+// of lane.free.
+type buffer struct {
+	stream, event uintptr
+	staging       uint64 // device address
+	// pinned is the host memory that the kernel reads: its parameters and the list.
+	pinned unsafe.Pointer
+	list   uint64 // device address of the list in it
+	batch  batch  // what it carries
+
+	flying atomic.Bool // submitted, and not known to be done
+	done   chan error  // cap 1: gets a value when another call's leader sees it done
+}
+
+// params is the start of a buffer's pinned memory: the arguments of the kernel and the
+// array of pointers to them that cuLaunchKernel wants.
+type params struct {
+	list    uint64
+	n       uint32
+	_       uint32
+	staging uint64
+	args    [3]uintptr
+}
+
+// listOffset is where the list begins in a buffer's pinned memory.
+const listOffset = 4096
+
+func newLane(d *Device, scatter bool, kernel uintptr) (*lane, error) {
+	l := &lane{dev: d, scatter: scatter, kernel: kernel, free: make(chan *buffer, d.opts.Buffers), lead: make(chan struct{}, 1)}
+	l.lead <- struct{}{}
+	for range d.opts.Buffers {
+		b, err := d.newBuffer()
+		if err != nil {
+			l.close()
+			return nil, err
+		}
+		l.buffers = append(l.buffers, b)
+		l.free <- b
+	}
+	return l, nil
+}
+
+// newBuffer makes a buffer. Its stream has the lowest priority, so that a kernel of the
+// same process that is ready goes first.
+func (d *Device) newBuffer() (*buffer, error) {
+	b := &buffer{done: make(chan error, 1)}
+	b.batch.pieces = make([]piece, 0, 2048)
+	err := firstError(
+		func() error {
+			return d.drv.call(cuStreamCreateWithPriority, uintptr(unsafe.Pointer(&b.stream)), streamNonBlocking, uintptr(d.lowPriority))
+		},
+		func() error { return d.drv.call(cuEventCreate, uintptr(unsafe.Pointer(&b.event)), eventDisableTiming) },
+		func() error {
+			return d.drv.call(cuMemAlloc, uintptr(unsafe.Pointer(&b.staging)), uintptr(d.opts.StagingBytes))
+		},
+		func() error {
+			return d.drv.call(cuMemHostAlloc, uintptr(unsafe.Pointer(&b.pinned)), listOffset+batchPiecesMax*unsafe.Sizeof(piece{}), hostAllocPortable|hostAllocDeviceMap)
+		},
+		func() error {
+			return d.drv.call(cuMemHostGetDevicePointer, uintptr(unsafe.Pointer(&b.list)), uintptr(b.pinned), 0)
+		},
+	)
+	if err != nil {
+		d.freeBuffer(b)
+		return nil, err
+	}
+	b.list += listOffset
+	p := (*params)(b.pinned)
+	p.list, p.staging = b.list, b.staging
+	p.args = [3]uintptr{uintptr(unsafe.Pointer(&p.list)), uintptr(unsafe.Pointer(&p.n)), uintptr(unsafe.Pointer(&p.staging))}
+	return b, nil
+}
+
+func firstError(steps ...func() error) error {
+	for _, s := range steps {
+		if err := s(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freeBuffer gives back what newBuffer took, also when it took only a part.
+func (d *Device) freeBuffer(b *buffer) error {
+	var errs []error
+	if b.pinned != nil {
+		errs = append(errs, d.drv.call(cuMemFreeHost, uintptr(b.pinned)))
+	}
+	if b.staging != 0 {
+		errs = append(errs, d.drv.call(cuMemFree, uintptr(b.staging)))
+	}
+	if b.event != 0 {
+		errs = append(errs, d.drv.call(cuEventDestroy, b.event))
+	}
+	if b.stream != 0 {
+		errs = append(errs, d.drv.call(cuStreamDestroy, b.stream))
+	}
+	return errors.Join(errs...)
+}
+
+// close needs a current context, and no running calls.
+func (l *lane) close() error {
+	var errs []error
+	for _, b := range l.buffers {
+		errs = append(errs, l.dev.freeBuffer(b))
+	}
+	return errors.Join(errs...)
+}
+
+// move moves the fragments of a region at base. When it returns, nothing is in flight.
+func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Fragment, host []byte) error {
+	if len(host) == 0 {
+		return nil
+	}
+	var pin runtime.Pinner // the driver's copy of the address keeps nothing alive
+	pin.Pin(&host[0])
+	defer pin.Unpin()
+	release := l.dev.drv.hold(host)
+	defer release()
+
+	dir := t.direction(l.scatter)
+	p := newPlanner(base, frags, len(host), dir.DirectBytes, int(l.dev.opts.StagingBytes))
+	var flying []*buffer
+	var first error
+	for p.left > 0 && first == nil {
+		if first = ctx.Err(); first != nil {
+			break
+		}
+		var b *buffer
+		if b, flying, first = l.acquire(ctx, flying); first != nil {
+			break
+		}
+		p.next(&b.batch)
+		if first = l.submit(b, dir.Blocks, host); first != nil {
+			l.free <- b
+			break
+		}
+		flying = append(flying, b)
+	}
+	for _, b := range flying {
+		if err := l.finish(b); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// acquire returns a buffer that carries nothing. A call that has buffers in flight waits
+// for its own oldest and hands it back before it asks again, so that calls take turns.
+func (l *lane) acquire(ctx context.Context, flying []*buffer) (*buffer, []*buffer, error) {
+	for {
+		select {
+		case b := <-l.free:
+			return b, flying, nil
+		default:
+		}
+		if len(flying) == 0 {
+			break
+		}
+		oldest := flying[0]
+		flying = flying[1:]
+		if err := l.finish(oldest); err != nil {
+			return nil, flying, err
+		}
+	}
+	select {
+	case b := <-l.free:
+		return b, flying, nil
+	case <-ctx.Done():
+		return nil, flying, ctx.Err()
+	}
+}
+
+// finish waits for a buffer in flight and puts it back.
+func (l *lane) finish(b *buffer) error {
+	err := l.wait(b)
+	l.free <- b
+	return err
+}
+
+// submit starts what b.batch says. On an error nothing of it is in flight.
+func (l *lane) submit(b *buffer, blocks int, host []byte) error {
+	leave, err := l.dev.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if len(b.batch.runs) > 0 {
+		err = l.submitDirect(b, host)
+	} else {
+		err = l.submitStaged(b, blocks, host[b.batch.host:b.batch.host+b.batch.bytes])
+	}
+	if err == nil {
+		err = l.dev.drv.call(cuEventRecord, b.event, b.stream)
+	}
+	if err != nil {
+		// A part may be on its way; the slice is the caller's again when we return.
+		if e := l.dev.drv.call(cuStreamSynchronize, b.stream); e != nil {
+			return l.dev.lose(e)
+		}
+		return l.dev.check(err)
+	}
+	b.flying.Store(true)
+	return nil
+}
+
+func (l *lane) submitDirect(b *buffer, host []byte) error {
+	for _, r := range b.batch.runs {
+		if err := l.dma(r.device, host[r.host:r.host+r.bytes], b.stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *lane) submitStaged(b *buffer, blocks int, host []byte) error {
+	n := len(b.batch.pieces)
+	copy(unsafe.Slice((*piece)(unsafe.Add(b.pinned, listOffset)), batchPiecesMax), b.batch.pieces)
+	(*params)(b.pinned).n = uint32(n)
+	if l.scatter {
+		if err := l.dma(b.staging, host, b.stream); err != nil {
+			return err
+		}
+	}
+	args := uintptr(unsafe.Pointer(&(*params)(b.pinned).args))
+	grid := uintptr(min(blocks, (n+blockWarps-1)/blockWarps))
+	if err := l.dev.drv.call(cuLaunchKernel, l.kernel, grid, 1, 1, blockThreads, 1, 1, 0, b.stream, args, 0); err != nil {
+		return err
+	}
+	if l.scatter {
+		return nil
+	}
+	return l.dma(b.staging, host, b.stream)
+}
+
+// dma copies between device memory and host. The driver refuses a copy that crosses from
+// one pinned piece into the next, so it is cut there.
+func (l *lane) dma(device uint64, host []byte, stream uintptr) error {
+	for len(host) > 0 {
+		n := l.dev.drv.unbroken(host)
+		p := uintptr(unsafe.Pointer(unsafe.SliceData(host)))
+		var err error
+		if l.scatter {
+			err = l.dev.drv.call(cuMemcpyHtoDAsync, uintptr(device), p, uintptr(n), stream)
+		} else {
+			err = l.dev.drv.call(cuMemcpyDtoHAsync, p, uintptr(device), uintptr(n), stream)
+		}
+		if err != nil {
+			return err
+		}
+		device, host = device+uint64(n), host[n:]
+	}
+	return nil
+}
+
+// wait returns when b has done its work.
+func (l *lane) wait(b *buffer) error {
+	select {
+	case err := <-b.done:
+		return err
+	case <-l.lead:
+	}
+	defer func() { l.lead <- struct{}{} }()
+	select {
+	case err := <-b.done: // seen by the leader before us
+		return err
+	default:
+	}
+	return l.look(b)
+}
+
+// look asks the driver for the lane's buffers until own is done. Only the leader does.
+func (l *lane) look(own *buffer) error {
+	leave, err := l.dev.enter()
+	if err != nil {
+		own.flying.Store(false)
+		return err
+	}
+	defer func() { leave() }()
+	last := time.Now()
+	for {
+		for _, b := range l.buffers {
+			if !b.flying.Load() {
+				continue
+			}
+			code := l.dev.drv.code(cuEventQuery, b.event)
+			if code == codeNotReady {
+				continue
+			}
+			var err error
+			if code != 0 {
+				// What cannot be waited for may still run: nothing of this device is
+				// known any more.
+				err = l.dev.lose(l.dev.drv.error(cuEventQuery, code))
+			}
+			b.flying.Store(false)
+			if b == own {
+				return err
+			}
+			b.done <- err
+			last = time.Now()
+		}
+		if time.Since(last) < spinTime {
+			continue
+		}
+		leave()
+		time.Sleep(lookPause)
+		if leave, err = l.dev.enter(); err != nil {
+			leave = func() {}
+			own.flying.Store(false)
+			return err
+		}
+	}
+}

@@ -1,0 +1,407 @@
+package cuda
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/tierd/tierd/gpu"
+)
+
+const (
+	// DefaultStagingBytes is 8 MiB: 150 us of PCIe 5, so that the microsecond between
+	// two DMAs is below a hundredth.
+	DefaultStagingBytes = 8 << 20
+	// DefaultBuffers is how many are in flight in a direction: one on the link, one
+	// behind it, and two with the kernels and with the host.
+	DefaultBuffers = 4
+	// buffersMax and stagingBytesMax bound what a lane takes from the model: 4 GiB.
+	buffersMax      = 16
+	stagingBytesMax = 256 << 20
+	stagingBytesMin = 64 << 10
+	// shareBytes is the unit in which CUDA IPC shares memory.
+	shareBytes = 2 << 20
+	// pciBusIDBytes holds "00000000:00:00.0".
+	pciBusIDBytes = 20
+)
+
+//go:embed kernel/copy.ptx
+var copyPTX string
+
+// Info says which GPU a device is.
+type Info struct {
+	// Ordinal is the driver's number, which depends on CUDA_VISIBLE_DEVICES.
+	Ordinal int
+	// Name of the model; UUID as "GPU-" and five groups of hexadecimal digits, as NVML
+	// and nvidia-smi have it; PCIBusID as "0000:00:00.0".
+	Name, UUID, PCIBusID string
+	// TotalBytes of memory.
+	TotalBytes int64
+	// DriverVersion is 1000 x major + 10 x minor of the CUDA version that the driver
+	// supports.
+	DriverVersion int
+}
+
+// Options of a device. The zero value is a good choice.
+type Options struct {
+	// StagingBytes is the size of a staging buffer, and Buffers how many there are in
+	// each direction; together they take 2 x StagingBytes x Buffers of device memory.
+	// Zero means DefaultStagingBytes and DefaultBuffers.
+	StagingBytes int64
+	Buffers      int
+	// Tuning is used as it is when it is set. Otherwise the device is measured at Open,
+	// which takes about half a second of it.
+	Tuning *Tuning
+	// TuningFile keeps what was measured, for each GPU by UUID, driver and kernel, so
+	// that the next Open need not measure. "" keeps nothing.
+	TuningFile string
+}
+
+// A LostError says that a device can no longer be used, and why.
+type LostError struct {
+	// Device is its name, such as "cuda:0".
+	Device string
+	// Cause is what the driver said first.
+	Cause *Error
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%s: %v: %v; restart the daemon to use it again, and look for Xid messages in the kernel's log", e.Device, gpu.ErrLost, e.Cause)
+}
+
+// Unwrap lets errors.Is find gpu.ErrLost, and errors.As the Error.
+func (e *LostError) Unwrap() []error { return []error{gpu.ErrLost, e.Cause} }
+
+// A Device is one GPU. It implements gpu.Device and gpu.Ordered. Several devices of one
+// GPU share its primary context, which is also that of the CUDA runtime in this process.
+type Device struct {
+	drv    *driver
+	info   Info
+	handle int32
+	ctx    uintptr
+	opts   Options
+	// lowPriority is the number of the lowest stream priority: the largest.
+	lowPriority int32
+	module      uintptr
+	lanes       [2]*lane // gather, scatter
+	tuning      Tuning
+	lost        atomic.Pointer[LostError]
+
+	life    sync.RWMutex // held for reading by every call, for writing by Close
+	closed  bool
+	mu      sync.Mutex // guards the maps
+	regions map[*region]struct{}
+	events  map[*Event]struct{}
+	// exported are the IPC handles of own memory and events, which CUDA does not open
+	// in the process that made them.
+	exported map[[ipcHandleBytes]byte]struct{}
+}
+
+var _ gpu.Ordered = (*Device)(nil)
+
+// Devices lists the GPUs that this process can see.
+func Devices() ([]Info, error) {
+	drv, err := load()
+	if err != nil {
+		return nil, fmt.Errorf("CUDA: %w", err)
+	}
+	var n int32
+	if err := drv.call(cuDeviceGetCount, uintptr(unsafe.Pointer(&n))); err != nil {
+		return nil, fmt.Errorf("CUDA: %w", err)
+	}
+	infos := make([]Info, n)
+	for i := range infos {
+		if infos[i], _, err = drv.info(i); err != nil {
+			return nil, fmt.Errorf("CUDA: %w", err)
+		}
+	}
+	return infos, nil
+}
+
+func (d *driver) info(ordinal int) (in Info, handle int32, err error) {
+	var name [256]byte
+	var bus [pciBusIDBytes]byte
+	var uuid [16]byte
+	var total uintptr
+	var major int32
+	err = firstError(
+		func() error { return d.call(cuDeviceGet, uintptr(unsafe.Pointer(&handle)), uintptr(ordinal)) },
+		func() error {
+			return d.call(cuDeviceGetName, uintptr(unsafe.Pointer(&name)), uintptr(len(name)), uintptr(handle))
+		},
+		func() error { return d.call(cuDeviceGetUUID, uintptr(unsafe.Pointer(&uuid)), uintptr(handle)) },
+		func() error {
+			return d.call(cuDeviceGetPCIBusID, uintptr(unsafe.Pointer(&bus)), uintptr(len(bus)), uintptr(handle))
+		},
+		func() error { return d.call(cuDeviceTotalMem, uintptr(unsafe.Pointer(&total)), uintptr(handle)) },
+		func() error {
+			return d.call(cuDeviceGetAttribute, uintptr(unsafe.Pointer(&major)), attrComputeMajor, uintptr(handle))
+		},
+	)
+	if err != nil {
+		return Info{}, 0, err
+	}
+	in = Info{
+		Ordinal: ordinal, Name: cString(unsafe.Pointer(&name)), PCIBusID: cString(unsafe.Pointer(&bus)),
+		UUID:       fmt.Sprintf("GPU-%x-%x-%x-%x-%x", uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:]),
+		TotalBytes: int64(total), DriverVersion: d.version,
+	}
+	if major < computeMajorMin {
+		return in, handle, fmt.Errorf("%w: %s has compute capability %d.x; the kernels need %d.0 or later", ErrNoDevice, in.Name, major, computeMajorMin)
+	}
+	return in, handle, nil
+}
+
+// Open opens the GPU with this number, measures it if need be, and takes its staging
+// buffers.
+func Open(ctx context.Context, ordinal int, o Options) (*Device, error) {
+	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("cuda:%d: %w", ordinal, err) }
+	if o.StagingBytes == 0 {
+		o.StagingBytes = DefaultStagingBytes
+	}
+	if o.Buffers == 0 {
+		o.Buffers = DefaultBuffers
+	}
+	switch {
+	case o.Buffers < 2 || o.Buffers > buffersMax:
+		return fail(fmt.Errorf("%d buffers; there must be 2 to %d", o.Buffers, buffersMax))
+	case o.StagingBytes < stagingBytesMin || o.StagingBytes > stagingBytesMax || o.StagingBytes%pieceBytesMax != 0:
+		return fail(fmt.Errorf("staging buffers of %d bytes; they must have %d to %d, in units of %d", o.StagingBytes, stagingBytesMin, stagingBytesMax, pieceBytesMax))
+	}
+	drv, err := load()
+	if err != nil {
+		return fail(err)
+	}
+	var n int32
+	if err := drv.call(cuDeviceGetCount, uintptr(unsafe.Pointer(&n))); err != nil {
+		return fail(err)
+	}
+	if ordinal < 0 || ordinal >= int(n) {
+		return fail(fmt.Errorf("%w: number %d was asked for, but there are %d GPUs", ErrNoDevice, ordinal, n))
+	}
+	d := &Device{
+		drv: drv, opts: o, regions: map[*region]struct{}{}, events: map[*Event]struct{}{},
+		exported: map[[ipcHandleBytes]byte]struct{}{},
+	}
+	if d.info, d.handle, err = drv.info(ordinal); err != nil {
+		return fail(err)
+	}
+	if err := d.start(ctx); err != nil {
+		d.Close()
+		return fail(err)
+	}
+	return d, nil
+}
+
+// start takes what a device needs. Close gives back a part of it too.
+func (d *Device) start(ctx context.Context) error {
+	if err := d.drv.call(cuDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&d.ctx)), uintptr(d.handle)); err != nil {
+		return err
+	}
+	if err := d.startLanes(); err != nil {
+		return err
+	}
+	var err error
+	d.tuning, err = d.tune(ctx)
+	return err
+}
+
+func (d *Device) startLanes() error {
+	leave, err := d.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	text := []byte(copyPTX + "\x00")
+	var kernels [2]uintptr
+	var greatest int32
+	err = firstError(
+		func() error {
+			return d.drv.call(cuCtxGetStreamPriorityRange, uintptr(unsafe.Pointer(&d.lowPriority)), uintptr(unsafe.Pointer(&greatest)))
+		},
+		func() error {
+			return d.drv.call(cuModuleLoadData, uintptr(unsafe.Pointer(&d.module)), uintptr(unsafe.Pointer(&text[0])))
+		},
+		func() error { return d.function(&kernels[0], d.module, "tierd_gather\x00") },
+		func() error { return d.function(&kernels[1], d.module, "tierd_scatter\x00") },
+	)
+	for i := range d.lanes {
+		if err == nil {
+			d.lanes[i], err = newLane(d, i == 1, kernels[i])
+		}
+	}
+	return err
+}
+
+func (d *Device) function(f *uintptr, module uintptr, name string) error {
+	return d.drv.call(cuModuleGetFunction, uintptr(unsafe.Pointer(f)), module, uintptr(unsafe.Pointer(unsafe.StringData(name))))
+}
+
+// enter makes this device's context that of the thread, and keeps the goroutine on it
+// until leave is called. It fails on a lost device.
+func (d *Device) enter() (leave func(), err error) {
+	if e := d.lost.Load(); e != nil {
+		return nil, e
+	}
+	runtime.LockOSThread()
+	if err := d.drv.call(cuCtxSetCurrent, d.ctx); err != nil {
+		runtime.UnlockOSThread()
+		return nil, d.check(err)
+	}
+	return runtime.UnlockOSThread, nil
+}
+
+// check turns an error after which the context is unusable into a LostError.
+func (d *Device) check(err error) error {
+	var e *Error
+	if errors.As(err, &e) && fatal[e.Code] {
+		return d.lose(e)
+	}
+	return err
+}
+
+// lose marks the device as lost; the first cause stays.
+func (d *Device) lose(cause error) error {
+	var e *Error
+	if !errors.As(cause, &e) {
+		return cause // lost already
+	}
+	d.lost.CompareAndSwap(nil, &LostError{Device: d.Name(), Cause: e})
+	return d.lost.Load()
+}
+
+// Lost returns why the device is lost, or nil.
+func (d *Device) Lost() error {
+	if e := d.lost.Load(); e != nil {
+		return e
+	}
+	return nil
+}
+
+// Name implements gpu.Device.
+func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.info.Ordinal) }
+
+// Info says which GPU it is.
+func (d *Device) Info() Info { return d.info }
+
+// Tuning is what the device was given, or measured at Open.
+func (d *Device) Tuning() Tuning { return d.tuning }
+
+// use begins a call: ready to go when err is nil, and then done must be called.
+func (d *Device) use(ctx context.Context) (done func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	d.life.RLock()
+	if d.closed {
+		d.life.RUnlock()
+		return nil, gpu.ErrClosed
+	}
+	if e := d.lost.Load(); e != nil {
+		d.life.RUnlock()
+		return nil, e
+	}
+	return d.life.RUnlock, nil
+}
+
+// MemoryBytes is how much memory the GPU has, and how much of it is free.
+func (d *Device) MemoryBytes() (free, total int64, err error) {
+	done, err := d.use(context.Background())
+	if err != nil {
+		return 0, 0, fmt.Errorf("%s: %w", d.Name(), err)
+	}
+	defer done()
+	leave, err := d.enter()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer leave()
+	if free, total, err = d.memory(); err != nil {
+		return 0, 0, fmt.Errorf("%s: %w", d.Name(), d.check(err))
+	}
+	return free, total, nil
+}
+
+func (d *Device) memory() (free, total int64, err error) {
+	var f, t uintptr
+	err = d.drv.call(cuMemGetInfo, uintptr(unsafe.Pointer(&f)), uintptr(unsafe.Pointer(&t)))
+	return int64(f), int64(t), err
+}
+
+// Gather implements gpu.Device.
+func (d *Device) Gather(ctx context.Context, dst []byte, src gpu.Region, frags []gpu.Fragment) error {
+	return d.move(ctx, "gather", d.lanes[0], src, frags, dst)
+}
+
+// Scatter implements gpu.Device.
+func (d *Device) Scatter(ctx context.Context, dst gpu.Region, frags []gpu.Fragment, src []byte) error {
+	return d.move(ctx, "scatter", d.lanes[1], dst, frags, src)
+}
+
+func (d *Device) move(ctx context.Context, what string, l *lane, reg gpu.Region, frags []gpu.Fragment, host []byte) error {
+	r, ok := reg.(*region)
+	if !ok || r.dev != d {
+		return fmt.Errorf("%s: %w", what, gpu.ErrForeign)
+	}
+	done, err := d.use(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	defer done()
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if r.base == 0 {
+		return fmt.Errorf("%s: %w", what, gpu.ErrClosed)
+	}
+	if err := gpu.CheckFragments(r.size, frags, len(host), l.scatter); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if err := l.move(ctx, d.tuning, r.base, frags, host); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// Close implements gpu.Device. It waits for running calls.
+func (d *Device) Close() error {
+	d.life.Lock()
+	defer d.life.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	if d.ctx == 0 {
+		return nil
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var errs []error
+	errs = append(errs, d.drv.call(cuCtxSetCurrent, d.ctx))
+	for r := range d.regions {
+		errs = append(errs, r.free())
+	}
+	for e := range d.events {
+		errs = append(errs, e.free())
+	}
+	for _, l := range d.lanes {
+		if l != nil {
+			errs = append(errs, l.close())
+		}
+	}
+	if d.module != 0 {
+		errs = append(errs, d.drv.call(cuModuleUnload, d.module))
+	}
+	errs = append(errs, d.drv.call(cuDevicePrimaryCtxRelease, uintptr(d.handle)))
+	if d.lost.Load() != nil {
+		return nil // each of those calls repeats why it is lost
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%s: close: %w", d.Name(), err)
+	}
+	return nil
+}

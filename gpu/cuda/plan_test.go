@@ -1,0 +1,107 @@
+package cuda
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tierd/tierd/gpu"
+	"pgregory.net/rapid"
+)
+
+// drawList draws fragments of a region, with neighbours, empty ones and long ones.
+func drawList(t *rapid.T) (frags []gpu.Fragment, total int) {
+	at := int64(0)
+	for range rapid.IntRange(0, 60).Draw(t, "fragments") {
+		f := gpu.Fragment{Offset: at, Length: rapid.OneOf(
+			rapid.Just(int64(0)), rapid.Int64Range(1, 300), rapid.Int64Range(1, 20000), rapid.Int64Range(1, 9<<20),
+		).Draw(t, "length")}
+		if rapid.Bool().Draw(t, "elsewhere") {
+			f.Offset = rapid.Int64Range(0, 1<<40).Draw(t, "offset")
+		}
+		frags = append(frags, f)
+		at, total = f.Offset+f.Length, total+int(f.Length)
+	}
+	return frags, total
+}
+
+// The batches of a call name each byte of the list once, in its order, within the bounds.
+func TestBatchesCoverTheListInOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		frags, total := drawList(t)
+		direct := rapid.SampledFrom([]int64{1, 4096, 1 << 20, neverDirect}).Draw(t, "direct")
+		staging := rapid.SampledFrom([]int{64 << 10, 1 << 20, 8 << 20}).Draw(t, "staging")
+		base := uint64(1) << 41
+		p := newPlanner(base, frags, total, direct, staging)
+		host := 0
+		left := append([]gpu.Fragment(nil), frags...)
+		expect := func(device uint64, bytes int) {
+			for bytes > 0 {
+				for len(left) > 0 && left[0].Length == 0 {
+					left = left[1:]
+				}
+				require.NotEmpty(t, left, "more bytes than the list has")
+				f := &left[0]
+				require.Equal(t, base+uint64(f.Offset), device)
+				n := min(bytes, int(f.Length))
+				f.Offset, f.Length = f.Offset+int64(n), f.Length-int64(n)
+				device, bytes, host = device+uint64(n), bytes-n, host+n
+			}
+		}
+		var b batch
+		for p.next(&b) {
+			require.Equal(t, host, b.host)
+			require.Positive(t, b.bytes)
+			require.NotEqual(t, len(b.pieces) == 0, len(b.runs) == 0, "staged or direct")
+			require.LessOrEqual(t, len(b.pieces), batchPiecesMax)
+			require.LessOrEqual(t, len(b.runs), directRunsMax)
+			start := b.host
+			for _, c := range b.pieces {
+				require.LessOrEqual(t, int(c.bytes), pieceBytesMax)
+				require.Equal(t, host-start, int(c.staged))
+				expect(c.device, int(c.bytes))
+			}
+			for _, r := range b.runs {
+				require.Equal(t, host, r.host)
+				expect(r.device, r.bytes)
+			}
+			require.Equal(t, host-start, b.bytes)
+			if len(b.runs) == 0 {
+				require.LessOrEqual(t, b.bytes, staging)
+			} else {
+				require.LessOrEqual(t, b.bytes, directBytesMax)
+			}
+		}
+		require.Equal(t, total, host)
+	})
+}
+
+// Fragments at the crossover go without staging, the others between them do not, and
+// neighbours count as one.
+func TestCrossover(t *testing.T) {
+	const k = 1 << 20
+	frags := []gpu.Fragment{{Offset: 0, Length: 4096}, {Offset: 8 * k, Length: k - 1}, {Offset: 20 * k, Length: k / 2}, {Offset: 20*k + k/2, Length: k / 2}, {Offset: 40 * k, Length: k}, {Offset: 60 * k, Length: 100}}
+	p := newPlanner(0, frags, 4096+k-1+k+k+100, k, 8*k)
+	var got [][2]int
+	var b batch
+	for p.next(&b) {
+		got = append(got, [2]int{len(b.runs), b.bytes})
+	}
+	require.Equal(t, [][2]int{{0, 4096 + k - 1}, {2, 2 * k}, {0, 100}}, got)
+}
+
+func TestOldDriverNamesWhatIsMissing(t *testing.T) {
+	_, err := resolve("libcuda.so.1", func(name string) uintptr {
+		if name == "cuIpcOpenMemHandle_v2" || name == "cuLaunchKernel" {
+			return 0
+		}
+		return 1
+	})
+	require.ErrorIs(t, err, ErrOldDriver)
+	require.EqualError(t, err, "the CUDA driver is too old: libcuda.so.1 lacks cuLaunchKernel, cuIpcOpenMemHandle_v2; install a driver of CUDA 11 or later (R450)")
+}
+
+func TestEverySymbolHasAName(t *testing.T) {
+	for s, name := range symbolNames {
+		require.NotEmpty(t, name, "symbol %d", s)
+	}
+}
