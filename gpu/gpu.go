@@ -41,6 +41,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 )
 
@@ -169,21 +170,75 @@ func CheckFragments(size int64, frags []Fragment, total int, disjoint bool) erro
 	return checkDisjoint(frags)
 }
 
-// checkDisjoint is the slow path: lists in ascending order never come here.
+// checkDisjoint is for lists that are not in ascending order. Fragments of one length,
+// as a KV cache has, are looked up in a table; others are sorted, which takes ten times
+// as long: for 8192 fragments of 4 KiB longer than their copy.
 func checkDisjoint(frags []Fragment) error {
 	order := make([]int, 0, len(frags))
+	length, equal := int64(0), true
 	for i, f := range frags {
 		if f.Length > 0 {
+			equal = equal && (length == 0 || f.Length == length)
+			length = f.Length
 			order = append(order, i)
 		}
 	}
+	if equal {
+		return checkCells(frags, order, length)
+	}
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(frags[a].Offset, frags[b].Offset) })
 	for k := 1; k < len(order); k++ {
-		a, b := frags[order[k-1]], frags[order[k]]
-		if b.Offset < a.Offset+a.Length {
-			return fmt.Errorf("%w: fragments %d [%d, %d) and %d [%d, %d) overlap in the destination", ErrFragments,
-				order[k-1], a.Offset, a.Offset+a.Length, order[k], b.Offset, b.Offset+b.Length)
+		if a, b := order[k-1], order[k]; frags[b].Offset < frags[a].Offset+frags[a].Length {
+			return overlap(frags, a, b)
 		}
 	}
 	return nil
+}
+
+// checkCells puts fragments of one length into cells of that length, by where they begin.
+// Two that overlap begin in one cell or in neighbours.
+func checkCells(frags []Fragment, order []int, length int64) error {
+	// An open hash table, at most half full; entries are 1 + the index of a fragment.
+	shift := 64 - bits.Len(uint(2*len(order)))
+	table := make([]uint32, 1<<(64-shift))
+	cells := make([]int64, len(frags))
+	find := func(cell int64) (at uint64, i int) {
+		for at = uint64(cell) * 0x9e3779b97f4a7c15 >> shift; ; at = (at + 1) & uint64(len(table)-1) {
+			if table[at] == 0 {
+				return at, -1
+			}
+			if i = int(table[at]) - 1; cells[i] == cell {
+				return at, i
+			}
+		}
+	}
+	onGrid := true
+	for _, i := range order {
+		cells[i] = frags[i].Offset / length
+		at, other := find(cells[i])
+		if other >= 0 {
+			return overlap(frags, other, i)
+		}
+		table[at] = uint32(i) + 1
+		onGrid = onGrid && cells[i]*length == frags[i].Offset
+	}
+	if onGrid {
+		return nil
+	}
+	for _, i := range order {
+		if _, next := find(cells[i] + 1); next >= 0 && frags[next].Offset < frags[i].Offset+length {
+			return overlap(frags, i, next)
+		}
+	}
+	return nil
+}
+
+// overlap names the two, the one that begins first in front.
+func overlap(frags []Fragment, i, j int) error {
+	if frags[j].Offset < frags[i].Offset {
+		i, j = j, i
+	}
+	a, b := frags[i], frags[j]
+	return fmt.Errorf("%w: fragments %d [%d, %d) and %d [%d, %d) overlap in the destination", ErrFragments,
+		i, a.Offset, a.Offset+a.Length, j, b.Offset, b.Offset+b.Length)
 }

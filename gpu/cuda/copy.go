@@ -9,14 +9,15 @@ import (
 	"unsafe"
 
 	"github.com/tierd/tierd/gpu"
+	"golang.org/x/sys/unix"
 )
 
 const (
 	// spinTime is how long a leader looks without a pause after the last buffer that
-	// was done: a chunk of 1 MiB takes half of it.
-	spinTime = 100 * time.Microsecond
-	// lookPause is between two looks after that. Timers of Linux fire some 50 us late
-	// anyhow.
+	// was done: above what any batch takes on a link that is busy with copies alone, so
+	// that no pause leaves the link idle.
+	spinTime = time.Millisecond
+	// lookPause is between two looks after that. Linux makes 0.1 ms of it.
 	lookPause = 50 * time.Microsecond
 	// blockThreads is the size of a kernel's blocks: 16 warps.
 	blockThreads = 512
@@ -157,10 +158,10 @@ func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Frag
 	defer release()
 
 	dir := t.direction(l.scatter)
-	p := newPlanner(base, frags, len(host), dir.DirectBytes, int(l.dev.opts.StagingBytes))
+	p := newPlanner(base, frags, len(host), dir, int(l.dev.opts.StagingBytes))
 	var flying []*buffer
 	var first error
-	for p.left > 0 && first == nil {
+	for !p.done() && first == nil {
 		if first = ctx.Err(); first != nil {
 			break
 		}
@@ -244,11 +245,59 @@ func (l *lane) submit(b *buffer, blocks int, host []byte) error {
 
 func (l *lane) submitDirect(b *buffer, host []byte) error {
 	for _, r := range b.batch.runs {
-		if err := l.dma(r.device, host[r.host:r.host+r.bytes], b.stream); err != nil {
+		if err := l.run(r, host[r.host:r.host+r.rows*r.bytes], b.stream); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// run moves rows, as many with one command as no border of pinned memory is between.
+func (l *lane) run(r run, host []byte, stream uintptr) error {
+	for r.rows > 0 {
+		n := min(r.rows, l.dev.drv.unbroken(host)/r.bytes)
+		var err error
+		if n > 1 {
+			err = l.dma2D(r, n, host, stream)
+		} else {
+			n = 1
+			err = l.dma(r.device, host[:r.bytes], stream)
+		}
+		if err != nil {
+			return err
+		}
+		r.device, r.rows, host = r.device+uint64(n)*r.pitch, r.rows-n, host[n*r.bytes:]
+	}
+	return nil
+}
+
+// memcpy2D is the driver's CUDA_MEMCPY2D: its sides are (x, y, kind, host, device, array,
+// pitch).
+type memcpy2D struct {
+	src, dst      side2D
+	width, height uint64
+}
+
+type side2D struct {
+	x, y   uint64
+	kind   uint64 // the type is 32 bits and 4 of padding
+	host   uintptr
+	device uint64
+	array  uintptr
+	pitch  uint64
+}
+
+// dma2D moves rows by one command of the copy engine.
+func (l *lane) dma2D(r run, rows int, host []byte, stream uintptr) error {
+	m := &memcpy2D{
+		src:   side2D{kind: memoryDevice, device: r.device, pitch: r.pitch},
+		dst:   side2D{kind: memoryHost, host: address(host), pitch: uint64(r.bytes)},
+		width: uint64(r.bytes), height: uint64(rows),
+	}
+	if l.scatter {
+		m.src, m.dst = m.dst, m.src
+	}
+	return l.dev.drv.call(cuMemcpy2DAsync, uintptr(unsafe.Pointer(m)), stream)
 }
 
 func (l *lane) submitStaged(b *buffer, blocks int, host []byte) error {
@@ -289,6 +338,13 @@ func (l *lane) dma(device uint64, host []byte, stream uintptr) error {
 		device, host = device+uint64(n), host[n:]
 	}
 	return nil
+}
+
+// pause sleeps for lookPause in the kernel: a timer of the runtime waits for 1 ms at
+// least where it sleeps in epoll.
+func pause() {
+	ts := unix.NsecToTimespec(int64(lookPause))
+	_ = unix.Nanosleep(&ts, nil) // cut short by a signal it is a shorter pause
 }
 
 // wait returns when b has done its work.
@@ -342,7 +398,7 @@ func (l *lane) look(own *buffer) error {
 			continue
 		}
 		leave()
-		time.Sleep(lookPause)
+		pause()
 		if leave, err = l.dev.enter(); err != nil {
 			leave = func() {}
 			own.flying.Store(false)

@@ -60,6 +60,7 @@ const (
 	cuMemHostUnregister
 	cuMemcpyDtoHAsync
 	cuMemcpyHtoDAsync
+	cuMemcpy2DAsync
 	cuStreamCreateWithPriority
 	cuStreamDestroy
 	cuStreamSynchronize
@@ -109,6 +110,7 @@ var symbolNames = [symbols]string{
 	cuMemHostUnregister:         "cuMemHostUnregister",
 	cuMemcpyDtoHAsync:           "cuMemcpyDtoHAsync_v2",
 	cuMemcpyHtoDAsync:           "cuMemcpyHtoDAsync_v2",
+	cuMemcpy2DAsync:             "cuMemcpy2DAsync_v2",
 	cuStreamCreateWithPriority:  "cuStreamCreateWithPriority",
 	cuStreamDestroy:             "cuStreamDestroy_v2",
 	cuStreamSynchronize:         "cuStreamSynchronize",
@@ -135,7 +137,8 @@ const (
 	eventDisableTiming   = 2 // CU_EVENT_DISABLE_TIMING
 	eventInterprocess    = 4 // CU_EVENT_INTERPROCESS
 	ipcLazyPeerAccess    = 1 // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-	attrUnifiedAddress   = 41
+	memoryHost           = 1 // CU_MEMORYTYPE_HOST
+	memoryDevice         = 2 // CU_MEMORYTYPE_DEVICE
 	attrComputeMajor     = 75
 	ipcHandleBytes       = 64
 	computeMajorMin      = 7 // the kernels are written for sm_70

@@ -2,12 +2,10 @@ package cuda
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"sync"
-	"time"
 	"unsafe"
 
 	"github.com/tierd/tierd/gpu"
@@ -171,7 +169,7 @@ func (e *Event) Wait(ctx context.Context) error {
 		if err != nil || ready {
 			return err
 		}
-		time.Sleep(lookPause)
+		pause()
 	}
 }
 
@@ -211,9 +209,12 @@ func (e *Event) Close() error {
 	d.mu.Lock()
 	delete(d.events, e)
 	d.mu.Unlock()
+	if d.Lost() != nil {
+		return e.free()
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := errors.Join(d.drv.call(cuCtxSetCurrent, d.ctx), e.free())
+	err := firstError(func() error { return d.drv.call(cuCtxSetCurrent, d.ctx) }, e.free)
 	if err != nil && d.lost.Load() == nil {
 		return fmt.Errorf("%s: close event: %w", d.Name(), err)
 	}
@@ -230,5 +231,8 @@ func (e *Event) free() error {
 	event := e.event
 	e.event = 0
 	e.dev.unmade(e.exports)
+	if e.dev.Lost() != nil {
+		return nil
+	}
 	return e.dev.drv.call(cuEventDestroy, event)
 }

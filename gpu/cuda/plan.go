@@ -11,14 +11,19 @@ const (
 	// 32 lanes. Larger pieces would leave warps idle at the end of a batch.
 	pieceBytesMax = 4096
 	// batchPiecesMax bounds the list of a batch, which lies in pinned memory: 16 bytes
-	// a piece, so 256 KiB. A batch of 8 MiB in whole pieces has 2048; only fragments
-	// below 512 bytes fill the list first.
+	// a piece, so 256 KiB. A batch of 4 MiB in whole pieces has 1024; only fragments
+	// below 256 bytes fill the list first.
 	batchPiecesMax = 16384
 	// directBytesMax bounds a batch without staging, and so how long a cancelled call
 	// still runs: 32 MiB take 0.6 ms.
 	directBytesMax = 32 << 20
 	// directRunsMax bounds its number of DMAs for the same reason; one costs 1 us.
 	directRunsMax = 64
+	// stridedBytesMin is the least that a strided DMA is worth its command: below, the
+	// gap to the next one is more than a tenth of it.
+	stridedBytesMin = 512 << 10
+	// pitchBytesMax is the largest distance of rows that the driver takes.
+	pitchBytesMax = 1<<31 - 1
 	// batchBytesMin is the least that a call is cut into to overlap its own kernels
 	// with its own DMA: 2 MiB cross in 40 us, ten times what a batch costs.
 	batchBytesMin = 2 << 20
@@ -27,8 +32,8 @@ const (
 	batchesPerCall = 4
 )
 
-// neverDirect is a crossover above every fragment.
-const neverDirect = math.MaxInt64
+// never is a length above that of every fragment.
+const never = math.MaxInt64
 
 // A piece is an entry of the list that a kernel reads; see kernel/copy.cu.
 type piece struct {
@@ -37,88 +42,161 @@ type piece struct {
 	bytes  uint32
 }
 
-// A run is one DMA between a region and the host's side.
+// A run is one DMA between a region and the host's side: rows of bytes each, one behind
+// the other on the host, pitch apart in the region. Most runs have one row.
 type run struct {
-	device      uint64
-	host, bytes int // on the host's side
+	device uint64
+	pitch  uint64
+	host   int // on the host's side
+	bytes  int
+	rows   int
 }
 
 // A batch is what one staging buffer carries in one go: pieces that a kernel gathers and
-// one DMA moves, or, without staging, a few long runs. Its host bytes are contiguous.
+// one DMA moves, or, without staging, a few runs. Its host bytes are contiguous.
 type batch struct {
 	pieces      []piece
 	runs        []run
 	host, bytes int
 }
 
-// A planner cuts a call into batches. Neighbours in the list that are neighbours in the
-// region too are one fragment to it.
+// A planner cuts a call into batches.
 type planner struct {
-	base     uint64 // address of the region
-	frags    []gpu.Fragment
-	direct   int64 // fragments of this many bytes or more go without staging
-	limit    int   // bytes of a staged batch
-	host     int   // bytes planned so far
-	at, left int64 // what is left of the fragment at hand: offset in the region, bytes
-	long     bool  // the fragment at hand goes without staging
+	base  uint64 // address of the region
+	frags []gpu.Fragment
+	dir   Direction
+	limit int // bytes of a staged batch
+	host  int // bytes planned so far
+
+	used int64 // bytes of frags[0] that are planned
+	// rows is how many fragments from frags[0] on are one strided run; 1 for a long
+	// fragment, and 0 for one that goes by staging.
+	rows int
+	// known is how many fragments behind frags[0] were looked at and begin no run.
+	known int
 }
 
 // newPlanner plans the move of total bytes through staging buffers of stagingBytes.
-func newPlanner(base uint64, frags []gpu.Fragment, total int, direct int64, stagingBytes int) *planner {
+func newPlanner(base uint64, frags []gpu.Fragment, total int, dir Direction, stagingBytes int) *planner {
 	share := (total/batchesPerCall + pieceBytesMax - 1) &^ (pieceBytesMax - 1)
-	p := &planner{base: base, frags: frags, direct: direct, limit: min(stagingBytes, max(batchBytesMin, share))}
-	p.advance()
+	p := &planner{base: base, frags: merge(frags), dir: dir, limit: min(stagingBytes, max(batchBytesMin, share))}
+	p.classify()
 	return p
 }
 
-// advance takes the next fragment, with its neighbours, if there is one.
-func (p *planner) advance() {
-	for len(p.frags) > 0 {
-		f := p.frags[0]
-		switch {
-		case f.Length == 0:
-		case p.left == 0:
-			p.at, p.left = f.Offset, f.Length
-		case f.Offset == p.at+p.left:
-			p.left += f.Length
-		default:
-			p.long = p.left >= p.direct
-			return
+// merge leaves out empty fragments and makes one of neighbours in the list that are
+// neighbours in the region too. It copies only when there is something to do.
+func merge(frags []gpu.Fragment) []gpu.Fragment {
+	for i, f := range frags {
+		if f.Length == 0 || i > 0 && f.Offset == frags[i-1].Offset+frags[i-1].Length {
+			out := append(make([]gpu.Fragment, 0, len(frags)), frags[:i]...)
+			for _, f := range frags[i:] {
+				last := len(out) - 1
+				switch {
+				case f.Length == 0:
+				case last >= 0 && f.Offset == out[last].Offset+out[last].Length:
+					out[last].Length += f.Length
+				default:
+					out = append(out, f)
+				}
+			}
+			return out
 		}
-		p.frags = p.frags[1:]
 	}
-	p.long = p.left >= p.direct
+	return frags
 }
 
-// take takes up to n bytes off the fragment at hand.
-func (p *planner) take(n int64) (device uint64, host, bytes int) {
-	n = min(n, p.left)
-	device, host, bytes = p.base+uint64(p.at), p.host, int(n)
-	p.at, p.left, p.host = p.at+n, p.left-n, p.host+bytes
-	if p.left == 0 {
-		p.advance()
+// classify says how the fragment at hand goes.
+func (p *planner) classify() {
+	p.rows = 0
+	if len(p.frags) == 0 {
+		return
 	}
-	return device, host, bytes
+	if p.known > 0 {
+		p.known--
+	} else if n := p.strided(); n > 0 {
+		p.rows = n
+		return
+	}
+	if p.frags[0].Length >= p.dir.DirectBytes {
+		p.rows = 1
+	}
+}
+
+// strided returns how many fragments from the one at hand on have equal lengths and
+// distances, when one DMA for them is worth it.
+func (p *planner) strided() int {
+	first := p.frags[0]
+	if first.Length < p.dir.StridedBytes || len(p.frags) < 2 {
+		return 0
+	}
+	pitch := p.frags[1].Offset - first.Offset
+	if pitch < first.Length || pitch > pitchBytesMax {
+		return 0
+	}
+	n := 1
+	for n < len(p.frags) && p.frags[n].Length == first.Length && p.frags[n].Offset-p.frags[n-1].Offset == pitch {
+		n++
+	}
+	if n > 1 && int64(n) >= (stridedBytesMin+first.Length-1)/first.Length {
+		return n
+	}
+	// The last of them may be the first of others.
+	p.known = max(0, n-2)
+	return 0
+}
+
+// done says that everything is planned.
+func (p *planner) done() bool { return len(p.frags) == 0 }
+
+// take takes n bytes of the fragment at hand.
+func (p *planner) take(n int64) {
+	p.used += n
+	p.host += int(n)
+	if p.used == p.frags[0].Length {
+		p.frags, p.used = p.frags[1:], 0
+		p.classify()
+	}
 }
 
 // next fills b with the next batch, and reports whether there was one.
 func (p *planner) next(b *batch) bool {
-	b.pieces, b.runs, b.host, b.bytes = b.pieces[:0], b.runs[:0], p.host, 0
-	if p.left == 0 {
+	b.pieces, b.runs, b.host = b.pieces[:0], b.runs[:0], p.host
+	if p.done() {
 		return false
 	}
-	if p.long {
-		for p.left > 0 && p.long && b.bytes < directBytesMax && len(b.runs) < directRunsMax {
-			device, host, n := p.take(int64(directBytesMax - b.bytes))
-			b.runs = append(b.runs, run{device: device, host: host, bytes: n})
-			b.bytes += n
+	if p.rows > 0 {
+		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < directRunsMax {
+			b.runs = append(b.runs, p.run(directBytesMax-(p.host-b.host)))
 		}
-		return true
+	} else {
+		for !p.done() && p.rows == 0 && p.host-b.host < p.limit && len(b.pieces) < batchPiecesMax {
+			f, staged := p.frags[0], p.host-b.host
+			n := min(f.Length-p.used, pieceBytesMax, int64(p.limit-staged))
+			b.pieces = append(b.pieces, piece{device: p.base + uint64(f.Offset+p.used), staged: uint32(staged), bytes: uint32(n)})
+			p.take(n)
+		}
 	}
-	for p.left > 0 && !p.long && b.bytes < p.limit && len(b.pieces) < batchPiecesMax {
-		device, _, n := p.take(int64(min(pieceBytesMax, p.limit-b.bytes)))
-		b.pieces = append(b.pieces, piece{device: device, staged: uint32(b.bytes), bytes: uint32(n)})
-		b.bytes += n
-	}
+	b.bytes = p.host - b.host
 	return true
+}
+
+// run takes the next run, of at most room bytes where that leaves it a row.
+func (p *planner) run(room int) run {
+	f := p.frags[0]
+	r := run{device: p.base + uint64(f.Offset+p.used), host: p.host, rows: 1}
+	if p.rows == 1 {
+		n := min(f.Length-p.used, int64(room))
+		r.bytes = int(n)
+		p.take(n)
+		return r
+	}
+	r.pitch, r.bytes = uint64(p.frags[1].Offset-f.Offset), int(f.Length)
+	r.rows = min(p.rows, max(1, room/r.bytes))
+	p.host += r.rows * r.bytes
+	p.frags = p.frags[r.rows:]
+	if p.rows -= r.rows; p.rows == 0 {
+		p.classify()
+	}
+	return r
 }

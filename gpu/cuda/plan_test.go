@@ -12,6 +12,13 @@ import (
 func drawList(t *rapid.T) (frags []gpu.Fragment, total int) {
 	at := int64(0)
 	for range rapid.IntRange(0, 60).Draw(t, "fragments") {
+		if rapid.IntRange(0, 5).Draw(t, "grid") == 0 {
+			row, gap := rapid.Int64Range(1, 1<<20).Draw(t, "row"), rapid.Int64Range(0, 1<<20).Draw(t, "gap")
+			for range rapid.IntRange(1, 40).Draw(t, "rows") {
+				frags = append(frags, gpu.Fragment{Offset: at, Length: row})
+				at, total = at+row+gap, total+int(row)
+			}
+		}
 		f := gpu.Fragment{Offset: at, Length: rapid.OneOf(
 			rapid.Just(int64(0)), rapid.Int64Range(1, 300), rapid.Int64Range(1, 20000), rapid.Int64Range(1, 9<<20),
 		).Draw(t, "length")}
@@ -28,10 +35,11 @@ func drawList(t *rapid.T) (frags []gpu.Fragment, total int) {
 func TestBatchesCoverTheListInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		frags, total := drawList(t)
-		direct := rapid.SampledFrom([]int64{1, 4096, 1 << 20, neverDirect}).Draw(t, "direct")
+		direct := rapid.SampledFrom([]int64{1, 4096, 1 << 20, never}).Draw(t, "direct")
+		strided := rapid.SampledFrom([]int64{1, 4096, never}).Draw(t, "strided")
 		staging := rapid.SampledFrom([]int{64 << 10, 1 << 20, 8 << 20}).Draw(t, "staging")
 		base := uint64(1) << 41
-		p := newPlanner(base, frags, total, direct, staging)
+		p := newPlanner(base, frags, total, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, staging)
 		host := 0
 		left := append([]gpu.Fragment(nil), frags...)
 		expect := func(device uint64, bytes int) {
@@ -62,13 +70,15 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 			}
 			for _, r := range b.runs {
 				require.Equal(t, host, r.host)
-				expect(r.device, r.bytes)
+				for row := range r.rows {
+					expect(r.device+uint64(row)*r.pitch, r.bytes)
+				}
 			}
 			require.Equal(t, host-start, b.bytes)
 			if len(b.runs) == 0 {
 				require.LessOrEqual(t, b.bytes, staging)
 			} else {
-				require.LessOrEqual(t, b.bytes, directBytesMax)
+				require.LessOrEqual(t, b.bytes, directBytesMax+9<<20, "the bound, and at most one row more")
 			}
 		}
 		require.Equal(t, total, host)
@@ -80,13 +90,49 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 func TestCrossover(t *testing.T) {
 	const k = 1 << 20
 	frags := []gpu.Fragment{{Offset: 0, Length: 4096}, {Offset: 8 * k, Length: k - 1}, {Offset: 20 * k, Length: k / 2}, {Offset: 20*k + k/2, Length: k / 2}, {Offset: 40 * k, Length: k}, {Offset: 60 * k, Length: 100}}
-	p := newPlanner(0, frags, 4096+k-1+k+k+100, k, 8*k)
+	p := newPlanner(0, frags, 4096+k-1+k+k+100, Direction{DirectBytes: k, StridedBytes: never}, 8*k)
 	var got [][2]int
 	var b batch
 	for p.next(&b) {
 		got = append(got, [2]int{len(b.runs), b.bytes})
 	}
 	require.Equal(t, [][2]int{{0, 4096 + k - 1}, {2, 2 * k}, {0, 100}}, got)
+}
+
+// Equal lengths at equal distances are one run where that is long enough; a grid of
+// blocks in many layers is one run a block.
+func TestStridedRuns(t *testing.T) {
+	const row, layers, blocks = 16 << 10, 64, 4
+	var frags []gpu.Fragment
+	total := 0
+	for _, b := range []int64{7, 3, 100, 8} {
+		for l := range int64(layers) {
+			frags = append(frags, gpu.Fragment{Offset: l*(1<<24) + b*row, Length: row})
+			total += row
+		}
+	}
+	plan := func(d Direction, frags []gpu.Fragment, total int) (runs, pieces int) {
+		p := newPlanner(0, frags, total, d, 4<<20)
+		var b batch
+		for p.next(&b) {
+			runs, pieces = runs+len(b.runs), pieces+len(b.pieces)
+		}
+		return runs, pieces
+	}
+	d := Direction{DirectBytes: never, StridedBytes: row}
+	runs, pieces := plan(d, frags, total)
+	require.Equal(t, [2]int{blocks, 0}, [2]int{runs, pieces})
+	d.StridedBytes = row + 1
+	runs, pieces = plan(d, frags, total)
+	require.Equal(t, [2]int{0, total / pieceBytesMax}, [2]int{runs, pieces}, "rows are too short")
+	d.StridedBytes = row
+	runs, pieces = plan(d, frags[:31], 31*row)
+	require.Equal(t, [2]int{0, 31 * row / pieceBytesMax}, [2]int{runs, pieces}, "too few rows")
+	for i := range frags {
+		frags[i].Offset *= 1 << 10
+	}
+	runs, pieces = plan(d, frags, total)
+	require.Equal(t, [2]int{0, total / pieceBytesMax}, [2]int{runs, pieces}, "further apart than the driver allows")
 }
 
 func TestOldDriverNamesWhatIsMissing(t *testing.T) {

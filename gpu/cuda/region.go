@@ -189,6 +189,9 @@ func (r *region) Close() error {
 	d.mu.Lock()
 	delete(d.regions, r)
 	d.mu.Unlock()
+	if d.Lost() != nil {
+		return r.free()
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err := firstError(func() error { return d.drv.call(cuCtxSetCurrent, d.ctx) }, r.free)
@@ -208,6 +211,9 @@ func (r *region) free() error {
 	base := r.base
 	r.base = 0
 	r.dev.unmade(r.exports)
+	if r.dev.Lost() != nil {
+		return nil // the driver may block in a context that is past saving
+	}
 	if r.opened != 0 {
 		return r.dev.drv.call(cuIpcCloseMemHandle, uintptr(r.opened))
 	}

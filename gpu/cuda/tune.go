@@ -26,9 +26,11 @@ type Tuning struct {
 type Direction struct {
 	// Blocks is how many blocks of 512 threads a kernel has.
 	Blocks int `json:"blocks"`
-	// DirectBytes is from which length on a fragment goes without staging; the largest
-	// number means none.
-	DirectBytes int64 `json:"direct_bytes"`
+	// DirectBytes is from which length on a fragment goes without staging, by a DMA of
+	// its own; StridedBytes is from which length on fragments at equal distances do, by
+	// one DMA for all. The largest number means none.
+	DirectBytes  int64 `json:"direct_bytes"`
+	StridedBytes int64 `json:"strided_bytes"`
 }
 
 func (t Tuning) direction(scatter bool) Direction {
@@ -53,20 +55,25 @@ const (
 	// enough is the share of the best speed for which the smallest number of blocks is
 	// taken, and from which on a direct copy is preferred, as it takes no blocks.
 	enough = 0.985
+	// enoughStrided is that share for strided copies. It is lower, because the engine is
+	// another process: the GPU does not run kernels of two processes at the same time,
+	// so that each gather costs the model a switch, and a strided copy costs nothing.
+	enoughStrided = 0.95
 	// tuningFileBytesMax bounds what is read of a TuningFile: room for thousands of GPUs.
 	tuningFileBytesMax = 1 << 20
 )
 
 // candidates of the measurement.
 var (
-	blockCandidates  = []int{4, 8, 12, 16, 24, 32, 48, 64}
-	directCandidates = []int64{1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20}
+	blockCandidates   = []int{4, 8, 12, 16, 24, 32, 48, 64}
+	directCandidates  = []int64{1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20}
+	stridedCandidates = []int64{1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10}
 )
 
 func (t Tuning) check() error {
 	for _, d := range []Direction{t.Gather, t.Scatter} {
-		if d.Blocks < 1 || d.Blocks > blocksMax || d.DirectBytes < 1 {
-			return fmt.Errorf("tuning: %d blocks, direct from %d bytes on; blocks must be 1 to %d, and the bytes positive", d.Blocks, d.DirectBytes, blocksMax)
+		if d.Blocks < 1 || d.Blocks > blocksMax || d.DirectBytes < 1 || d.StridedBytes < 1 {
+			return fmt.Errorf("tuning: %d blocks, direct from %d bytes on, strided from %d; blocks must be 1 to %d, and the bytes positive", d.Blocks, d.DirectBytes, d.StridedBytes, blocksMax)
 		}
 	}
 	return nil
@@ -172,7 +179,7 @@ func (d *Device) measure(ctx context.Context) (t Tuning, err error) {
 	defer reg.Close()
 	m := &bench{dev: d, ctx: ctx, base: reg.(*region).base, host: host.Bytes()}
 	for start := time.Now(); time.Since(start) < warmUpTime; {
-		if _, err := m.seconds(d.lanes[0], Direction{Blocks: 16, DirectBytes: neverDirect}, tuneFragmentBytes); err != nil {
+		if _, err := m.seconds(d.lanes[0], Direction{16, never, never}, tuneFragmentBytes, false); err != nil {
 			return Tuning{}, err
 		}
 	}
@@ -184,11 +191,11 @@ func (d *Device) measure(ctx context.Context) (t Tuning, err error) {
 }
 
 func (m *bench) direction(l *lane) (Direction, error) {
-	best := Direction{DirectBytes: neverDirect}
+	best := Direction{DirectBytes: never, StridedBytes: never}
 	times := make([]float64, len(blockCandidates))
 	fastest := 0.0
 	for i, n := range blockCandidates {
-		s, err := m.seconds(l, Direction{Blocks: n, DirectBytes: neverDirect}, tuneFragmentBytes)
+		s, err := m.seconds(l, Direction{n, never, never}, tuneFragmentBytes, false)
 		if err != nil {
 			return Direction{}, err
 		}
@@ -201,32 +208,51 @@ func (m *bench) direction(l *lane) (Direction, error) {
 			best.Blocks = blockCandidates[i]
 		}
 	}
-	for _, n := range directCandidates {
-		staged, err := m.seconds(l, best, n)
-		if err != nil {
-			return Direction{}, err
-		}
-		direct, err := m.seconds(l, Direction{Blocks: best.Blocks, DirectBytes: 1}, n)
-		if err != nil {
-			return Direction{}, err
-		}
-		if staged/direct >= enough {
-			best.DirectBytes = n
-			break
-		}
+	staged := best
+	var err error
+	best.DirectBytes, err = m.crossover(l, staged, Direction{staged.Blocks, 1, never}, directCandidates, enough, false)
+	if err != nil {
+		return Direction{}, err
+	}
+	best.StridedBytes, err = m.crossover(l, staged, Direction{staged.Blocks, never, 1}, stridedCandidates, enoughStrided, true)
+	if err != nil {
+		return Direction{}, err
 	}
 	return best, nil
 }
 
+// crossover is the first length from which on other has a share of the speed of staged.
+func (m *bench) crossover(l *lane, staged, other Direction, lengths []int64, share float64, grid bool) (int64, error) {
+	from := int64(never)
+	for i := len(lengths) - 1; i >= 0; i-- {
+		s, err := m.seconds(l, staged, lengths[i], grid)
+		if err != nil {
+			return 0, err
+		}
+		o, err := m.seconds(l, other, lengths[i], grid)
+		if err != nil {
+			return 0, err
+		}
+		if s/o < share {
+			break
+		}
+		from = lengths[i]
+	}
+	return from, nil
+}
+
 // seconds is how long tuneBytes take in fragments of this size that are spread over the
-// region with a gap behind each: the fastest of tuneRepeats.
-func (m *bench) seconds(l *lane, d Direction, fragment int64) (float64, error) {
+// region with a gap behind each, in their order (grid) or in no order: the fastest of
+// tuneRepeats.
+func (m *bench) seconds(l *lane, d Direction, fragment int64, grid bool) (float64, error) {
 	frags := make([]gpu.Fragment, tuneBytes/fragment)
 	for i := range frags {
 		frags[i] = gpu.Fragment{Offset: 2 * fragment * int64(i), Length: fragment}
 	}
-	r := rand.New(rand.NewPCG(1, uint64(fragment)))
-	r.Shuffle(len(frags), func(i, j int) { frags[i], frags[j] = frags[j], frags[i] })
+	if !grid {
+		r := rand.New(rand.NewPCG(1, uint64(fragment)))
+		r.Shuffle(len(frags), func(i, j int) { frags[i], frags[j] = frags[j], frags[i] })
+	}
 	best := 0.0
 	for range tuneRepeats {
 		start := time.Now()
