@@ -158,7 +158,7 @@ type way struct {
 	bytes, workers int
 }
 
-var ways = []way{{"1 call of 1 GiB", roundBytes, 1}, {"32 MiB, 2 at a time", 32 * mib, 2}, {"8 MiB, 4 at a time", 8 * mib, 4}, {"2 MiB, 8 at a time", 2 * mib, 8}}
+var ways = []way{{"1 GiB, 1 at a time", roundBytes, 1}, {"32 MiB, 2 at a time", 32 * mib, 2}, {"32 MiB, 4 at a time", 32 * mib, 4}, {"8 MiB, 4 at a time", 8 * mib, 4}, {"2 MiB, 8 at a time", 2 * mib, 8}}
 
 func (g *rig) speed() {
 	fmt.Println("| direction | fragment | one big copy GB/s |", "calls |", "GB/s | share |")
@@ -193,7 +193,7 @@ func (g *rig) grid() {
 	fmt.Println("| direction, grid | row | one big copy GB/s | calls | GB/s | share |")
 	for dir, name := range []string{"store", "load"} {
 		for _, f := range []int{kib, 4 * kib, 16 * kib, 64 * kib, 256 * kib} {
-			for _, w := range []way{ways[1], ways[3]} {
+			for _, w := range []way{ways[2], ways[4]} {
 				run := g.calls(d, reg, dir, f, w, true)
 				run()
 				var big, got []float64
@@ -322,22 +322,24 @@ func (g *rig) loads() (names []string, runs []func(stop *atomic.Bool) int) {
 	add("one big copy, store", roundBytes/4, func() { g.big(0, roundBytes/4) })
 	add("one big copy, load", roundBytes/4, func() { g.big(1, roundBytes/4) })
 	strided, sreg := g.other(Options{Tuning: &Tuning{Gather: Direction{16, never, 1}, Scatter: Direction{16, never, 1}}})
-	few, freg := g.other(Options{Tuning: &Tuning{Gather: Direction{4, never, never}, Scatter: Direction{4, never, never}}})
-	wide, wreg := g.other(Options{StagingBytes: 32 * mib, Buffers: 8, Tuning: &Tuning{Gather: Direction{132, never, never}, Scatter: Direction{132, never, never}}})
 	for dir, name := range []string{"store", "load"} {
 		for _, f := range []int{4 * kib, 16 * kib} {
-			add(fmt.Sprintf("%s, %d KiB", name, f/kib), roundBytes, g.calls(g.dev, g.region, dir, f, ways[1], false))
+			add(fmt.Sprintf("%s, %d KiB", name, f/kib), roundBytes, g.calls(g.dev, g.region, dir, f, ways[2], false))
 		}
-		add(name+", 16 KiB on a grid, without a kernel", roundBytes, g.calls(strided, sreg, dir, 16*kib, ways[1], true))
+		add(name+", 16 KiB on a grid, without a kernel", roundBytes, g.calls(strided, sreg, dir, 16*kib, ways[2], true))
 	}
-	add("store, 16 KiB, 4 blocks", roundBytes, g.calls(few, freg, 0, 16*kib, ways[1], false))
-	add("store, 16 KiB, 132 blocks, 8 x 32 MiB", roundBytes, g.calls(wide, wreg, 0, 16*kib, way{"", 256 * mib, 2}, false))
+	separate, preg := g.other(Options{Separate: true})
+	fmt.Printf("tuning for a separate process: %+v\n", separate.Tuning())
+	for dir, name := range []string{"store", "load"} {
+		add(name+", 256 KiB", roundBytes, g.calls(g.dev, g.region, dir, 256*kib, ways[2], false))
+		add(name+", 256 KiB, Separate", roundBytes, g.calls(separate, preg, dir, 256*kib, ways[2], false))
+	}
 	return names, runs
 }
 
 // beside prints what product says while each load runs.
 func (g *rig) beside(title string, product func(secs float64) float64) {
-	const productRounds, secs = 3, 1.0
+	const productRounds, secs = 5, 0.7
 	names, runs := g.loads()
 	tflops, rates := make([][]float64, len(runs)), make([][]float64, len(runs))
 	for range productRounds {
@@ -458,7 +460,7 @@ func (g *rig) ownProcess() {
 // sweep compares sizes and numbers of staging buffers.
 func (g *rig) sweep() {
 	fmt.Println("| staging | direction | fragment |", "GB/s by way |")
-	for _, o := range []Options{{StagingBytes: 2 * mib, Buffers: 8}, {StagingBytes: 4 * mib, Buffers: 4}, {StagingBytes: 4 * mib, Buffers: 8}, {StagingBytes: 8 * mib, Buffers: 4}, {StagingBytes: 16 * mib, Buffers: 4}} {
+	for _, o := range []Options{{StagingBytes: 4 * mib, Buffers: 8}, {StagingBytes: 8 * mib, Buffers: 4}, {StagingBytes: 16 * mib, Buffers: 8}, {StagingBytes: 32 * mib, Buffers: 8}} {
 		for _, blocks := range []int{8, 16} {
 			o.Tuning = &Tuning{Gather: Direction{blocks, never, never}, Scatter: Direction{blocks, never, never}}
 			d, err := Open(g.t.Context(), 0, o)

@@ -158,7 +158,11 @@ func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Frag
 	defer release()
 
 	dir := t.direction(l.scatter)
-	p := newPlanner(base, frags, len(host), dir, int(l.dev.opts.StagingBytes))
+	limit := int(l.dev.opts.StagingBytes)
+	if len(l.free) == len(l.buffers) {
+		limit = batchBytes(len(host), limit)
+	}
+	p := newPlanner(base, frags, dir, limit)
 	var flying []*buffer
 	var first error
 	for !p.done() && first == nil {

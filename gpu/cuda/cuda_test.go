@@ -232,6 +232,10 @@ func TestTuningIsMeasuredOnceAndKept(t *testing.T) {
 	require.Equal(t, odd, open(t, Options{TuningFile: file}).Tuning(), "what is kept is not measured again")
 	require.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
 	require.Contains(t, blockCandidates, open(t, Options{TuningFile: file}).Tuning().Gather.Blocks, "a damaged file is replaced")
+	sep := open(t, Options{TuningFile: file, Separate: true}).Tuning()
+	t.Logf("for a separate process: %+v", sep)
+	require.LessOrEqual(t, sep.Gather.DirectBytes, int64(1<<20))
+	require.LessOrEqual(t, sep.Scatter.DirectBytes, int64(1<<20))
 	_, err = Open(t.Context(), 0, Options{Tuning: &Tuning{}})
 	require.ErrorContains(t, err, "tuning: 0 blocks")
 }
@@ -254,19 +258,26 @@ again:
 }
 ` + "\x00"
 
-// launch starts one of them in a new stream, which it returns.
-func launch(t testing.TB, d *Device, name string, arg uint64) (stream uintptr) {
+// fault loads one of them. Loading waits for the work of the context, so it must come
+// before that.
+func fault(t testing.TB, d *Device, name string) (f, stream uintptr) {
 	leave, err := d.enter()
 	require.NoError(t, err)
 	defer leave()
-	var module, f uintptr
+	var module uintptr
 	require.NoError(t, d.drv.call(cuModuleLoadData, uintptr(unsafe.Pointer(&module)), uintptr(unsafe.Pointer(unsafe.StringData(faultsPTX)))))
 	require.NoError(t, d.function(&f, module, name+"\x00"))
 	require.NoError(t, d.drv.call(cuStreamCreateWithPriority, uintptr(unsafe.Pointer(&stream)), streamNonBlocking, 0))
+	return f, stream
+}
+
+func launch(t testing.TB, d *Device, f, stream uintptr, arg uint64) {
+	leave, err := d.enter()
+	require.NoError(t, err)
+	defer leave()
 	args := []unsafe.Pointer{unsafe.Pointer(&arg)}
 	require.NoError(t, d.drv.call(cuLaunchKernel, f, 1, 1, 1, 1, 1, 1, 0, stream, uintptr(unsafe.Pointer(&args[0])), 0))
 	runtime.KeepAlive(&arg)
-	return stream
 }
 
 // again runs this test binary as another process, with one test and an environment.
@@ -291,17 +302,22 @@ func TestDeviceLoss(t *testing.T) {
 	}
 	d, err := Open(t.Context(), 0, Options{Tuning: &fixed})
 	require.NoError(t, err)
-	reg, err := d.Alloc(t.Context(), 32<<20)
+	reg, err := d.Alloc(t.Context(), 4<<20)
 	require.NoError(t, err)
-	host, err := d.AllocHost(32 << 20)
+	const workers = 8
+	host, err := d.AllocHost(workers << 22)
 	require.NoError(t, err)
+	trap, stream := fault(t, d, "trap")
 	ev, err := d.NewEvent()
 	require.NoError(t, err)
-	all := []gpu.Fragment{{Length: 32 << 20}}
+	all := []gpu.Fragment{{Length: 4 << 20}}
 	var wg sync.WaitGroup
-	for range 8 {
+	for i := range workers {
 		wg.Go(func() {
-			buf := make([]byte, 32<<20)
+			buf := host.Bytes()[i<<22:][:4<<20]
+			if i == 0 {
+				buf = make([]byte, 4<<20) // one that is not pinned
+			}
 			for {
 				err := d.Gather(t.Context(), buf, reg, all)
 				if err == nil {
@@ -317,18 +333,18 @@ func TestDeviceLoss(t *testing.T) {
 		})
 	}
 	time.Sleep(20 * time.Millisecond)
-	launch(t, d, "trap", 0)
+	launch(t, d, trap, stream, 0)
 	wg.Wait()
 	var lost *LostError
 	require.ErrorAs(t, d.Lost(), &lost)
 	require.Contains(t, lost.Cause.Name, "CUDA_ERROR_")
 	for _, err := range []error{
-		d.Gather(t.Context(), host.Bytes(), reg, all), d.Scatter(t.Context(), reg, all, host.Bytes()), ev.Wait(t.Context()),
+		d.Gather(t.Context(), host.Bytes()[:4<<20], reg, all), d.Scatter(t.Context(), reg, all, host.Bytes()[:4<<20]), ev.Wait(t.Context()),
 		second(d.Alloc(t.Context(), 1)), second(d.NewEvent()), second(d.Pin(make([]byte, 1<<20)[:0])), second(reg.Export()),
 	} {
 		require.Error(t, err)
 	}
-	require.ErrorIs(t, d.Gather(t.Context(), host.Bytes(), reg, all), gpu.ErrLost)
+	require.ErrorIs(t, d.Gather(t.Context(), host.Bytes()[:4<<20], reg, all), gpu.ErrLost)
 	require.ErrorIs(t, second(d.Alloc(t.Context(), 1)), gpu.ErrLost)
 	require.ErrorIs(t, ev.Wait(t.Context()), gpu.ErrLost)
 	require.NoError(t, host.Close())
@@ -377,6 +393,7 @@ func TestAnotherProcess(t *testing.T) {
 	require.ErrorContains(t, err, `handle is of kind "cuda-ipc-event"`)
 	b, err := json.Marshal(s)
 	require.NoError(t, err)
+	spin, stream := fault(t, d, "spin")
 
 	cmd := again(t, "TestAnotherProcess", "TIERD_TEST_SHARED="+string(b))
 	in, err := cmd.StdinPipe()
@@ -386,8 +403,8 @@ func TestAnotherProcess(t *testing.T) {
 	cmd.Stderr = os.Stderr
 	require.NoError(t, cmd.Start())
 	await(t, out, "ready\n")
-	spin := launch(t, d, "spin", uint64(700*time.Millisecond))
-	require.NoError(t, ev.Record(spin))
+	launch(t, d, spin, stream, uint64(700*time.Millisecond))
+	require.NoError(t, ev.Record(stream))
 	_, err = in.Write([]byte("go"))
 	require.NoError(t, err)
 	in.Close()

@@ -14,11 +14,12 @@ import (
 )
 
 const (
-	// DefaultStagingBytes is 4 MiB: 75 us of PCIe 5, so that the microsecond between
-	// two DMAs is a hundredth.
-	DefaultStagingBytes = 4 << 20
-	// DefaultBuffers is how many are in flight in a direction: some on the link and
-	// behind it, some with the kernels, and some with the host, when calls are short.
+	// DefaultStagingBytes is 16 MiB: 300 us of PCIe 5, so that the 2 us between two DMAs
+	// are below a hundredth.
+	DefaultStagingBytes = 16 << 20
+	// DefaultBuffers is how many are in flight in a direction. Two keep the link full on
+	// an idle GPU. Beside a model a kernel waits for a wave of the model's blocks to end,
+	// a millisecond or more, and what is gathered by then has to last until the next.
 	DefaultBuffers = 8
 	// buffersMax and stagingBytesMax bound what a lane takes from the model: 4 GiB.
 	buffersMax      = 16
@@ -54,6 +55,12 @@ type Options struct {
 	// Zero means DefaultStagingBytes and DefaultBuffers.
 	StagingBytes int64
 	Buffers      int
+	// Separate says that the engine is another process. The GPU does not run kernels of
+	// two processes at the same time but in turns, which costs the engine a tenth of its
+	// speed while kernels of ours are about (BENCHMARKS.md), however small they are. A
+	// measured tuning then prefers DMAs without a kernel as long as they have half the
+	// speed, instead of nine tenths of it or more.
+	Separate bool
 	// Tuning is used as it is when it is set. Otherwise the device is measured at Open,
 	// which takes about half a second of it.
 	Tuning *Tuning

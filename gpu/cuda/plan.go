@@ -19,8 +19,10 @@ const (
 	directBytesMax = 32 << 20
 	// directRunsMax bounds its number of DMAs for the same reason; one costs 1 us.
 	directRunsMax = 64
-	// stridedBytesMin is the least that a strided DMA is worth its command: below, the
-	// gap to the next one is more than a tenth of it.
+	// stridedRowsMin tells a grid from a list in which a few fragments happen to lie at
+	// equal distances, and stridedBytesMin is the least that a strided DMA is worth its
+	// command: 2.3 us lie between two DMAs, a fifth of 512 KiB on PCIe 5.
+	stridedRowsMin  = 8
 	stridedBytesMin = 512 << 10
 	// pitchBytesMax is the largest distance of rows that the driver takes.
 	pitchBytesMax = 1<<31 - 1
@@ -76,12 +78,18 @@ type planner struct {
 	known int
 }
 
-// newPlanner plans the move of total bytes through staging buffers of stagingBytes.
-func newPlanner(base uint64, frags []gpu.Fragment, total int, dir Direction, stagingBytes int) *planner {
-	share := (total/batchesPerCall + pieceBytesMax - 1) &^ (pieceBytesMax - 1)
-	p := &planner{base: base, frags: merge(frags), dir: dir, limit: min(stagingBytes, max(batchBytesMin, share))}
+// newPlanner plans a move through staging buffers with limit bytes in each batch.
+func newPlanner(base uint64, frags []gpu.Fragment, dir Direction, limit int) *planner {
+	p := &planner{base: base, frags: merge(frags), dir: dir, limit: limit}
 	p.classify()
 	return p
+}
+
+// batchBytes is the limit for a call of total bytes that finds its lane idle. A call that
+// finds others there has DMAs beside its kernels anyhow, and fills its buffers.
+func batchBytes(total, stagingBytes int) int {
+	share := (total/batchesPerCall + pieceBytesMax - 1) &^ (pieceBytesMax - 1)
+	return min(stagingBytes, max(batchBytesMin, share))
 }
 
 // merge leaves out empty fragments and makes one of neighbours in the list that are
@@ -138,7 +146,7 @@ func (p *planner) strided() int {
 	for n < len(p.frags) && p.frags[n].Length == first.Length && p.frags[n].Offset-p.frags[n-1].Offset == pitch {
 		n++
 	}
-	if n > 1 && int64(n) >= (stridedBytesMin+first.Length-1)/first.Length {
+	if n >= stridedRowsMin && int64(n) >= (stridedBytesMin+first.Length-1)/first.Length {
 		return n
 	}
 	// The last of them may be the first of others.

@@ -39,7 +39,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 		strided := rapid.SampledFrom([]int64{1, 4096, never}).Draw(t, "strided")
 		staging := rapid.SampledFrom([]int{64 << 10, 1 << 20, 8 << 20}).Draw(t, "staging")
 		base := uint64(1) << 41
-		p := newPlanner(base, frags, total, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, staging)
+		p := newPlanner(base, frags, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, staging)
 		host := 0
 		left := append([]gpu.Fragment(nil), frags...)
 		expect := func(device uint64, bytes int) {
@@ -90,7 +90,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 func TestCrossover(t *testing.T) {
 	const k = 1 << 20
 	frags := []gpu.Fragment{{Offset: 0, Length: 4096}, {Offset: 8 * k, Length: k - 1}, {Offset: 20 * k, Length: k / 2}, {Offset: 20*k + k/2, Length: k / 2}, {Offset: 40 * k, Length: k}, {Offset: 60 * k, Length: 100}}
-	p := newPlanner(0, frags, 4096+k-1+k+k+100, Direction{DirectBytes: k, StridedBytes: never}, 8*k)
+	p := newPlanner(0, frags, Direction{DirectBytes: k, StridedBytes: never}, 8*k)
 	var got [][2]int
 	var b batch
 	for p.next(&b) {
@@ -111,8 +111,8 @@ func TestStridedRuns(t *testing.T) {
 			total += row
 		}
 	}
-	plan := func(d Direction, frags []gpu.Fragment, total int) (runs, pieces int) {
-		p := newPlanner(0, frags, total, d, 4<<20)
+	plan := func(d Direction, frags []gpu.Fragment) (runs, pieces int) {
+		p := newPlanner(0, frags, d, 4<<20)
 		var b batch
 		for p.next(&b) {
 			runs, pieces = runs+len(b.runs), pieces+len(b.pieces)
@@ -120,18 +120,21 @@ func TestStridedRuns(t *testing.T) {
 		return runs, pieces
 	}
 	d := Direction{DirectBytes: never, StridedBytes: row}
-	runs, pieces := plan(d, frags, total)
+	runs, pieces := plan(d, frags)
 	require.Equal(t, [2]int{blocks, 0}, [2]int{runs, pieces})
 	d.StridedBytes = row + 1
-	runs, pieces = plan(d, frags, total)
+	runs, pieces = plan(d, frags)
 	require.Equal(t, [2]int{0, total / pieceBytesMax}, [2]int{runs, pieces}, "rows are too short")
 	d.StridedBytes = row
-	runs, pieces = plan(d, frags[:31], 31*row)
+	runs, pieces = plan(d, frags[:31])
 	require.Equal(t, [2]int{0, 31 * row / pieceBytesMax}, [2]int{runs, pieces}, "too few rows")
+	pair := []gpu.Fragment{{Offset: 0, Length: 1 << 20}, {Offset: 1 << 30, Length: 1 << 20}, {Offset: 5 << 20, Length: 1 << 20}}
+	runs, _ = plan(d, pair)
+	require.Zero(t, runs, "two or three fragments are always at equal distances, or nearly")
 	for i := range frags {
 		frags[i].Offset *= 1 << 10
 	}
-	runs, pieces = plan(d, frags, total)
+	runs, pieces = plan(d, frags)
 	require.Equal(t, [2]int{0, total / pieceBytesMax}, [2]int{runs, pieces}, "further apart than the driver allows")
 }
 
@@ -144,6 +147,14 @@ func TestOldDriverNamesWhatIsMissing(t *testing.T) {
 	})
 	require.ErrorIs(t, err, ErrOldDriver)
 	require.EqualError(t, err, "the CUDA driver is too old: libcuda.so.1 lacks cuLaunchKernel, cuIpcOpenMemHandle_v2; install a driver of CUDA 11 or later (R450)")
+}
+
+// A call that is alone is cut so that its kernels run beside its DMAs.
+func TestBatchBytes(t *testing.T) {
+	for total, want := range map[int]int{1: 2 << 20, 2 << 20: 2 << 20, 9 << 20: 9 << 18, 9<<20 + 1: 9 << 18, 9<<20 + 4: 9<<18 + 4096, 1 << 30: 8 << 20} {
+		require.Equal(t, want, batchBytes(total, 8<<20), "%d bytes", total)
+	}
+	require.Equal(t, 64<<10, batchBytes(1<<30, 64<<10))
 }
 
 func TestEverySymbolHasAName(t *testing.T) {

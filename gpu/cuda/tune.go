@@ -52,13 +52,15 @@ const (
 	tuneRepeats = 5
 	// warmUpTime lets the clocks of an idle GPU rise before anything counts.
 	warmUpTime = 50 * time.Millisecond
-	// enough is the share of the best speed for which the smallest number of blocks is
-	// taken, and from which on a direct copy is preferred, as it takes no blocks.
-	enough = 0.985
-	// enoughStrided is that share for strided copies. It is lower, because the engine is
-	// another process: the GPU does not run kernels of two processes at the same time,
-	// so that each gather costs the model a switch, and a strided copy costs nothing.
-	enoughStrided = 0.95
+	// enoughBlocks is the share of the best speed for which the smallest number of blocks
+	// is taken.
+	enoughBlocks = 0.99
+	// enoughDirect and enoughStrided are the shares of the speed of staged copies from
+	// which on direct and strided ones are preferred, as they take nothing of the model;
+	// enoughSeparate is both for Options.Separate.
+	enoughDirect   = 0.985
+	enoughStrided  = 0.95
+	enoughSeparate = 0.5
 	// tuningFileBytesMax bounds what is read of a TuningFile: room for thousands of GPUs.
 	tuningFileBytesMax = 1 << 20
 )
@@ -66,7 +68,7 @@ const (
 // candidates of the measurement.
 var (
 	blockCandidates   = []int{4, 8, 12, 16, 24, 32, 48, 64}
-	directCandidates  = []int64{1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20}
+	directCandidates  = []int64{64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20}
 	stridedCandidates = []int64{1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10}
 )
 
@@ -106,7 +108,7 @@ func (d *Device) tune(ctx context.Context) (Tuning, error) {
 // tuningKey names all that a measurement depends on.
 func (d *Device) tuningKey() string {
 	sum := sha256.Sum256([]byte(copyPTX))
-	return fmt.Sprintf("%s cuda-%d kernel-%s staging-%dx%d", d.info.UUID, d.info.DriverVersion, hex.EncodeToString(sum[:6]), d.opts.Buffers, d.opts.StagingBytes)
+	return fmt.Sprintf("%s cuda-%d kernel-%s staging-%dx%d separate-%t", d.info.UUID, d.info.DriverVersion, hex.EncodeToString(sum[:6]), d.opts.Buffers, d.opts.StagingBytes, d.opts.Separate)
 }
 
 // readTunings returns what the file holds; nothing when it is not there, or is damaged:
@@ -204,17 +206,21 @@ func (m *bench) direction(l *lane) (Direction, error) {
 		}
 	}
 	for i := len(blockCandidates) - 1; i >= 0; i-- {
-		if fastest/times[i] >= enough {
+		if fastest/times[i] >= enoughBlocks {
 			best.Blocks = blockCandidates[i]
 		}
 	}
 	staged := best
+	direct, strided := enoughDirect, enoughStrided
+	if m.dev.opts.Separate {
+		direct, strided = enoughSeparate, enoughSeparate
+	}
 	var err error
-	best.DirectBytes, err = m.crossover(l, staged, Direction{staged.Blocks, 1, never}, directCandidates, enough, false)
+	best.DirectBytes, err = m.crossover(l, staged, Direction{staged.Blocks, 1, never}, directCandidates, direct, false)
 	if err != nil {
 		return Direction{}, err
 	}
-	best.StridedBytes, err = m.crossover(l, staged, Direction{staged.Blocks, never, 1}, stridedCandidates, enoughStrided, true)
+	best.StridedBytes, err = m.crossover(l, staged, Direction{staged.Blocks, never, 1}, stridedCandidates, strided, true)
 	if err != nil {
 		return Direction{}, err
 	}
