@@ -13,24 +13,28 @@
 // Each direction has a lane of staging buffers, and each buffer a stream of its own, so
 // that the kernel of one buffer runs beside the DMA of another. A call is cut into
 // batches, one a buffer; calls share the buffers in turns, so that a long call does not
-// starve a short one. Long fragments go without staging. At Open the device is measured:
-// how many blocks of threads the kernels need to keep the link full (each one more is
-// taken from the model), and from which length on a fragment goes directly. Tuning holds
-// the result, and Options.TuningFile keeps it from one start to the next.
+// starve a short one. Two kinds of fragments go without staging and without a kernel: long
+// ones, each by its own DMA, and those of one length at equal distances (a block of an
+// engine that keeps each layer apart), by one strided DMA for all. At Open the device is
+// measured: how many blocks of threads the kernels need to keep the link full, and from
+// which lengths on fragments go without. Tuning holds the result, and Options.TuningFile
+// keeps it from one start to the next. An engine in another process pays for every kernel
+// of ours, because a GPU runs the kernels of two processes in turns: see Options.Separate.
 //
 // # Threads and waiting
 //
 // The driver keeps the current context in the operating system's thread, so each stretch
 // of calls locks the goroutine to its thread and sets the context first. Nobody blocks in
 // the driver: one of a lane's waiting callers at a time, the leader, asks for the state of
-// all its buffers and wakes the others. It asks without a pause for spinTime, which covers
-// a chunk, and sleeps between two looks after that.
+// all its buffers and wakes the others. It asks without a pause as long as buffers are done
+// within spinTime of each other, and sleeps between two looks after that.
 //
 // # Failure
 //
 // Every call is checked; an Error has the driver's name and text. Codes after which a
 // context is unusable make the device lost: this and every later call fails with a
-// LostError (gpu.ErrLost), and the process goes on. A driver that lacks a function is
+// LostError (gpu.ErrLost), and the process goes on; closing a lost device asks nothing of
+// the driver, which may block. A driver that lacks a function is
 // refused at Open, naming all that it lacks.
 //
 // # Memory
