@@ -38,6 +38,9 @@ type Options struct {
 	// Path of the shared-memory file, such as one under /dev/shm. A file left behind
 	// by a dead process is replaced.
 	Path string
+	// Memory, when set, is the slab instead of a file: at least Slots strides, the
+	// caller's, and nothing that another process can map. For a simulation of many nodes.
+	Memory []byte
 	// SlotBytes is the room in a slot: the size of the largest chunk. Slots lie
 	// SlotBytes apart, rounded up to 4096.
 	SlotBytes int64
@@ -101,7 +104,7 @@ type holdings struct {
 
 // Primary is the primary tier. Its methods may be called at the same time.
 type Primary struct {
-	file      *shm.File
+	file      *shm.File // nil when the memory is the caller's
 	slotBytes int64
 	stride    int64
 	now       func() time.Time
@@ -145,16 +148,23 @@ func New(o Options) (*Primary, error) {
 		o.Now = time.Now
 	}
 	stride := StrideBytes(o.SlotBytes)
-	f, err := shm.Create(o.Path, stride*int64(o.Slots), true)
-	if err != nil {
-		return nil, fmt.Errorf("primary tier: %d slots of %d bytes: %w", o.Slots, o.SlotBytes, err)
+	size, mem := stride*int64(o.Slots), o.Memory
+	var f *shm.File
+	if mem == nil {
+		var err error
+		if f, err = shm.Create(o.Path, size, true); err != nil {
+			return nil, fmt.Errorf("primary tier: %d slots of %d bytes: %w", o.Slots, o.SlotBytes, err)
+		}
+		mem = f.Bytes()
+		// Best effort: large pages where the kernel gives them, page tables filled now
+		// rather than in the middle of the first transfers.
+		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
+		_ = unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
+	} else if int64(len(mem)) < size {
+		return nil, fmt.Errorf("primary tier: %d bytes of memory; %d slots of %d bytes, %d apart, need %d", len(mem), o.Slots, o.SlotBytes, stride, size)
 	}
-	// Best effort: large pages where the kernel gives them, page tables filled now
-	// rather than in the middle of the first transfers.
-	_ = unix.Madvise(f.Bytes(), unix.MADV_HUGEPAGE)
-	_ = unix.Madvise(f.Bytes(), unix.MADV_POPULATE_WRITE)
 	p := &Primary{
-		file: f, slotBytes: o.SlotBytes, stride: stride, now: o.Now, mem: f.Bytes(),
+		file: f, slotBytes: o.SlotBytes, stride: stride, now: o.Now, mem: mem[:size],
 		slots: make([]slotInfo, o.Slots), free: make([]uint32, o.Slots),
 		index: make(map[Key]uint32, o.Slots), owners: map[Owner]*holdings{}, pins: map[uint64]pin{},
 		newest: none, oldest: none,
@@ -176,7 +186,11 @@ func (p *Primary) Slots() int { return len(p.slots) }
 func (p *Primary) StrideBytes() int64 { return p.stride }
 
 // Export says how another process of the same user can map the slab.
+// There is no way to map memory that the caller gave: the handle is empty.
 func (p *Primary) Export() gpu.Handle {
+	if p.file == nil {
+		return gpu.Handle{}
+	}
 	return gpu.Handle{Kind: gpu.HandleFile, Path: p.file.Path(), Length: p.stride * int64(len(p.slots))}
 }
 
@@ -193,9 +207,15 @@ func (p *Primary) Close() error {
 		p.wake(uint32(i))
 	}
 	if p.held() {
+		if p.file == nil {
+			return nil
+		}
 		return p.file.Unlink()
 	}
 	p.mem = nil
+	if p.file == nil {
+		return nil
+	}
 	return p.file.Close()
 }
 
@@ -206,6 +226,9 @@ func (p *Primary) held() bool { return len(p.pins) > 0 || p.counts[slotWriting] 
 func (p *Primary) settle() {
 	if p.closed && p.mem != nil && !p.held() {
 		p.mem = nil
+		if p.file == nil {
+			return
+		}
 		if err := p.file.Close(); err != nil && !os.IsNotExist(err) {
 			p.stats.CloseErrors++
 		}

@@ -105,7 +105,12 @@ func (p *Primary) Release(owner Owner) (pins, writes int) {
 		return 0, 0
 	}
 	pins, writes = len(h.pins), len(h.writing)
+	slots := make([]uint32, 0, writes)
 	for i := range h.writing {
+		slots = append(slots, i)
+	}
+	slices.Sort(slots) // so that the free slots do not depend on the order of a map
+	for _, i := range slots {
 		p.drop(i)
 	}
 	clear(h.writing)
