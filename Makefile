@@ -24,9 +24,9 @@ GUESTS_GO := window-go policy-go short-tail
 ASC := $(CURDIR)/$(BUILD)/as/node_modules/.bin/asc
 # How long `make fuzz` runs each fuzz test.
 FUZZTIME ?= 10s
-# What `make soak` plays.
+# What `make soak` and `make sim` play: from seed SEED on, SEEDS of them.
 SEED ?= 1
-SEEDS ?= 50
+SEEDS ?= $(if $(filter sim,$(MAKECMDGOALS)),10000,50)
 
 .PHONY: help
 help: ## list the targets
@@ -62,9 +62,12 @@ test: export TIERD_GUESTS := required
 test: export TIERD_CHROMIUM := required
 test: need-go need-gcc need-chromium fmt-check vet staticcheck wasm guests test-go test-modules test-e2e ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
 
+# The simulation is played without the race detector: a run has one goroutine, and many runs
+# say more.
 .PHONY: test-go
 test-go: need-gcc wasm
-	go test -race -timeout 20m $$(go list ./... | grep -v -e /host/e2e -e /host/rules -e /host/tryout -e /plugins/zoo)
+	go test -race -timeout 20m $$(go list ./... | grep -v -e /host/e2e -e /host/rules -e /host/tryout -e /host/sim -e /plugins/zoo)
+	go test -timeout 20m ./host/sim
 
 # Without the race detector, under which compiling and running WebAssembly takes ten
 # times as long: the twins' small domain, all mutants against brute force (40 s; with the
@@ -119,6 +122,12 @@ fuzz: ## run each fuzz test for FUZZTIME (10s)
 .PHONY: soak
 soak: ## play SEEDS (50) random deployments end to end, from seed SEED (1), under the race detector
 	go test -race -timeout 60m ./host -run TestDrawnDeployments -seed $(SEED) -seeds $(SEEDS)
+
+# A run makes much garbage and keeps nothing: collecting it less often is a quarter faster.
+.PHONY: sim
+sim: export GOGC := 400
+sim: ## play SEEDS (10000) simulated clusters under faults, from seed SEED (1), and print the table of faults
+	go test -timeout 12h ./host/sim -run TestSeeds -v -seed $(SEED) -seeds $(SEEDS)
 
 .PHONY: check-models
 check-models: build ## judge every model of examples/models over its whole length (20 minutes)

@@ -57,7 +57,7 @@ var (
 // directories below them that do what the pure ones are spared: the session's streams,
 // and the program that builds the embedded module.
 var (
-	pure   = []string{"abi", "specs", "registry", "host/join", "host/session"}
+	pure   = []string{"abi", "specs", "registry", "host/join", "host/session", "host/sim"}
 	impure = []string{"host/session/wire", "specs/module/build"}
 )
 
