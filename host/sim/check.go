@@ -77,6 +77,9 @@ func (p *peer) check() {
 		}
 	}
 	for id, v := range p.servings {
+		if v.pushing > 0 && !v.stopped && n.late(v.lease) {
+			w.fail("wait", "node %d: what is bound to job %d of node %d outlives its lease, %v, at %v", n.i, id, p.i, v.lease, n.local())
+		}
 		if n.late(v.job.Deadline) {
 			w.fail("wait", "node %d: job %d of node %d outlives its deadline, %v, at %v", n.i, id, p.i, v.job.Deadline, n.local())
 		}

@@ -365,6 +365,24 @@ func (p *peer) owes(s *sessionpb.Supply) {
 	}
 }
 
+// word takes what the producer says of keys before the demand ends: those that it refuses
+// have ended, and their slots are free for others.
+func (p *peer) word(e session.Word) {
+	f := p.demands[e.Job]
+	if f == nil {
+		p.n.w.fail("result twice", "node %d: a word on demand %d at node %d, which has ended", p.n.i, e.Job, p.i)
+	}
+	for _, i := range e.Refused {
+		f.over[i] = true
+		f.c.lost(f.wants[i])
+	}
+	for _, i := range e.WillCome {
+		if f.over[i] {
+			p.n.w.fail("last word", "node %d: job %d key %d was refused and will come", p.n.i, e.Job, i)
+		}
+	}
+}
+
 // told notes what a producer's Done says will not come.
 func (p *peer) told(d *sessionpb.Done) {
 	if f := p.demands[session.JobID(d.Job)]; f != nil && p.heldUp && !d.Release && p.n.local() < f.deadline {

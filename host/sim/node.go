@@ -312,6 +312,13 @@ func (p *peer) receive(e *sessionpb.Envelope) {
 	if s := e.GetSupply(); s != nil {
 		p.owes(s)
 	}
+	if r := e.GetRenew(); r != nil {
+		for _, id := range r.Jobs {
+			if v := p.servings[session.JobID(id)]; v != nil {
+				v.lease = now + n.w.limits.Lease
+			}
+		}
+	}
 	if d := e.GetDone(); d != nil {
 		p.told(d)
 	}
@@ -428,6 +435,8 @@ func (p *peer) effect(e session.Effect) {
 		if w.broken.DoneTwice {
 			p.demandDone(e)
 		}
+	case session.Word:
+		p.word(e)
 	case session.LookedUp:
 		n.answerLookup(p, e.Query)
 	case session.Demanded:

@@ -66,6 +66,12 @@ func (n *node) beginProducer(r *Request) {
 	p.wanted = refs(wanted)
 	start.Held, start.ResidentTokens = p.pinHeld(wanted)
 	p.machine = must(n.w.plan.Produce(start))
+	if legs[r.Leg].foretold {
+		if err := n.join.Promised(n.local(), p.transfer, p.promise()); err != nil {
+			n.w.fail("promise", "node %d: the promise of transfer %s, just begun: %v", n.i, p.transfer, err)
+		}
+		n.carryJoin()
+	}
 	n.producers = append(n.producers, p)
 	native := must(p.machine.ReuseTokens())
 	if !r.Native {
@@ -83,6 +89,34 @@ func (n *node) beginProducer(r *Request) {
 
 func (p *producer) key(ref plan.Ref) tier.Key {
 	return p.req.Text.key(ref.Group, p.n.w.model.Groups[ref.Group].ChunkTokens, ref.Chunk)
+}
+
+// promise says what is known of the prompt's chunks before they are computed; it mirrors
+// host's promise.
+func (p *producer) promise() join.Promise {
+	promised, open, _, err := p.machine.Foreseen()
+	if err != nil {
+		panic(err)
+	}
+	fates := map[join.Key]join.Fate{}
+	for g := range p.n.w.model.Groups {
+		for c := range uint32(p.tokens / p.n.w.model.Groups[g].ChunkTokens) {
+			fate := join.Never
+			switch has := func(b abi.Bitmap) bool { return int(c) < len(b)*64 && b.Get(int(c)) }; {
+			case has(promised[g]):
+				fate = join.WillCome
+			case has(open[g]):
+				fate = join.Open
+			}
+			fates[join.Key(p.key(plan.Ref{Group: g, Chunk: c}))] = fate
+		}
+	}
+	return func(k *join.Key) (join.Fate, string) {
+		if fate, ok := fates[*k]; ok {
+			return fate, ""
+		}
+		return join.Never, ""
+	}
 }
 
 func (p *producer) pinHeld(wanted []abi.Bitmap) (held []abi.Bitmap, resident uint64) {

@@ -17,15 +17,18 @@ type leg struct {
 	eager bool
 	// transfer: supply and demand meet at the producer's join, under a transfer id.
 	transfer bool
+	// foretold: the producer says at its begin what will come, and what never does.
+	foretold bool
 }
 
 var legs = map[string]leg{
-	session.LegPD:    {eager: true, transfer: true},
-	session.LegProbe: {},
+	session.LegPD:     {eager: true, transfer: true},
+	session.LegDemand: {eager: true, transfer: true, foretold: true},
+	session.LegProbe:  {},
 }
 
 // legNames is the order in which schedules draw them.
-var legNames = []string{session.LegPD, session.LegProbe}
+var legNames = []string{session.LegPD, session.LegDemand, session.LegProbe}
 
 // A Schedule is everything that a run is made of, besides the delays of messages, which
 // follow from its seed.

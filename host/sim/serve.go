@@ -28,8 +28,9 @@ type serving struct {
 	words      []byte
 	awaits     []uint32
 	awaitLimit time.Duration
-	asked      bool // the join has it
-	pushing    int  // chunks whose push has not ended
+	asked      bool          // the join has it
+	pushing    int           // chunks whose push has not ended
+	lease      time.Duration // local: when what is being pushed lapses without a Renew
 	stopped    bool
 }
 
@@ -182,6 +183,9 @@ func (p *peer) pushJob(e session.Push) {
 		}
 		items = append(items, &item{v, i, h})
 	}
+	if v.pushing == 0 {
+		v.lease = p.n.local() + p.n.w.limits.Lease
+	}
 	v.pushing += len(items)
 	p.push(items)
 }
@@ -215,6 +219,11 @@ func (p *peer) jobEnded(e session.JobEnded) {
 	}
 	if v.pushing > 0 && !v.stopped {
 		n.w.fail("push", "node %d: job %d of node %d ends while %d chunks are being pushed, and nobody has cancelled them", n.i, e.Job, p.i, v.pushing)
+	}
+	for _, r := range e.Results {
+		if r.Cause == session.Lapsed && now < v.lease {
+			n.w.fail("wait", "node %d: job %d of node %d lapses at %v, its lease is to %v", n.i, e.Job, p.i, now, v.lease)
+		}
 	}
 	n.w.note("job ended", n.i, p.i, uint64(e.Job))
 	delete(p.servings, e.Job)

@@ -266,6 +266,7 @@ func (w *world) build() {
 	w.limits = session.DefaultLimits()
 	w.limits.TransferBytesPerSecond = 64e3 // chunks are small here: a chunk takes a millisecond or two
 	w.limits.JobsMax = s.JobsMax
+	w.limits.Lease = time.Second // so that one can lapse in a run
 	w.joins = join.DefaultLimits()
 	w.joins.ParkedAge = time.Second
 	w.joins.ParkedBytesMax = uint64(s.Slots) * chunkBytesMax / 2
