@@ -35,10 +35,9 @@ const cascadeLimit = 4 * time.Second
 type driven struct {
 	t *testing.T
 	*producer
-	att  engine.Attachment
-	x    text
-	at   uint64
-	stop func() // ends the attachment
+	att engine.Attachment
+	x   text
+	at  uint64
 }
 
 func drive(t *testing.T, n *Node, id string, x text, leg enginepb.Leg) *driven {

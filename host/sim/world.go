@@ -124,7 +124,6 @@ type world struct {
 	digest uint64
 	result Result
 	touch  []*node // nodes that the step has touched
-	over   bool
 }
 
 func (w *world) fail(kind, format string, args ...any) {
