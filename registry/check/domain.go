@@ -90,6 +90,24 @@ func domainBy(period uint64, m *plan.Model, s *Subject, seed uint64) Domain {
 		d.Edges = append(d.Edges, "useful (shared prefixes)")
 	}
 	d.EdgeExhaustive = d.PeriodTokens <= residuesMax
+	set := d.ruled(m, s)
+	draw := rng(seed)
+	before := len(set)
+	for len(set) < before+drawnLengths && uint64(len(set)) < s.MaxTokens {
+		set[1+draw.below(s.MaxTokens)] = true
+	}
+	d.Drawn = len(set) - before
+	for n := range set {
+		d.edges = append(d.edges, n)
+	}
+	slices.Sort(d.edges)
+	d.thin(&draw)
+	d.EdgeLengths = len(d.edges)
+	return d
+}
+
+// ruled returns the edge lengths that the period and the parameters give, without drawn ones.
+func (d *Domain) ruled(m *plan.Model, s *Subject) map[uint64]bool {
 	set := map[uint64]bool{}
 	add := func(n uint64) {
 		if n >= 1 && n <= s.MaxTokens {
@@ -114,19 +132,7 @@ func domainBy(period uint64, m *plan.Model, s *Subject, seed uint64) Domain {
 			around(p + m.Groups[g].ChunkTokens)
 		}
 	}
-	draw := rng(seed)
-	before := len(set)
-	for len(set) < before+drawnLengths && uint64(len(set)) < s.MaxTokens {
-		add(1 + draw.below(s.MaxTokens))
-	}
-	d.Drawn = len(set) - before
-	for n := range set {
-		d.edges = append(d.edges, n)
-	}
-	slices.Sort(d.edges)
-	d.thin(&draw)
-	d.EdgeLengths = len(d.edges)
-	return d
+	return set
 }
 
 // thin keeps the shorter half of what may be kept, where most failures show first, and

@@ -2,6 +2,7 @@ package check
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync/atomic"
 )
@@ -41,4 +42,30 @@ func Refusing(ctx context.Context, s Subject, o Options) ([]string, error) {
 func (o Options) WithTables(n int) Options {
 	o.tables = n
 	return o
+}
+
+// RunOver is Run with other edge lengths: all of 1..MaxTokens, or those that the domain has by
+// the period and the parameters alone, without the drawn ones. It returns how many.
+func RunOver(ctx context.Context, s Subject, o Options, all bool) (*Counterexample, int, error) {
+	r := &run{subject: s, options: o, cases: map[string]*atomic.Uint64{}}
+	r.options.Workers = 1
+	for _, name := range Relations {
+		r.cases[name] = new(atomic.Uint64)
+	}
+	err := r.open()
+	defer r.close()
+	if err != nil {
+		return nil, 0, err
+	}
+	r.domain = newDomain(r.workers[0].model(), &s, o.Seed)
+	if o.tables > 0 {
+		r.domain.TableChunks = o.tables
+	}
+	edges := r.domain.ruled(r.workers[0].model(), &s)
+	for n := uint64(1); all && n <= s.MaxTokens; n++ {
+		edges[n] = true
+	}
+	r.domain.edges = slices.Sorted(maps.Keys(edges))
+	ce, err := r.all(ctx)
+	return ce, len(r.domain.edges), err
 }
