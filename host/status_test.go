@@ -112,14 +112,14 @@ func TestStatusOfAFrozenPeer(t *testing.T) {
 	data.frozen.Store(true)
 	r := c.beginConsumer("a", x, enginepb.Leg_PD)
 	job := r.startLoad()
-	s := statusz(t, consumer)
-	if s.Peers[0].State == "ready" { // a slow machine may be too late for it
-		require.Equal(t, 1, s.Peers[0].Demands)
-		require.Equal(t, 1, waitOf(s, "transfer").InWork)
-	}
+	require.Eventually(t, func() bool {
+		s := statusz(t, consumer)
+		return s.Peers[0].State != "ready" || // a slow machine may be too late for it
+			s.Peers[0].Demands == 1 && waitOf(s, "transfer").InWork == 1
+	}, 30*time.Second, time.Millisecond)
 	lower(t, r, r.wait(job))
 	began := time.Now()
-	s = statusz(t, consumer)
+	s := statusz(t, consumer)
 	t.Logf("with a frozen peer the status took %v", time.Since(began))
 	peer := s.Peers[0]
 	require.Equal(t, "suspect", peer.State)
