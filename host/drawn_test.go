@@ -213,7 +213,7 @@ func drawWorld(t *testing.T, seed uint64) *drawnWorld {
 		c.Deployment = filepath.Join(filepath.Dir(c.EngineSocket), "drawn.yaml")
 		require.NoError(t, os.WriteFile(c.Deployment, []byte(w.d.yaml), 0o600))
 		if c.SlabBytes = 64 << 20; w.tight {
-			c.SlabBytes, c.Bounds.ParkedBytes = 4096*slots, 4096*slots/share
+			c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 4096*slots, 4096*slots/share, 4096*slots
 		}
 		if w.faults {
 			c.Deadlines.RequestMS = drawnRequestMS

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tierd/tierd/host/join"
 	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
 	"github.com/tierd/tierd/host/tier"
 )
 
@@ -29,7 +30,8 @@ func newMeeting(n *Node, start time.Time, l join.Limits) *meeting {
 	for i := range n.groups {
 		bytes[i] = uint64(n.groups[i].chunkBytes)
 	}
-	m := &meeting{node: n, start: start, join: join.New(join.Config{Limits: l, ChunkBytes: bytes}), holds: map[string]map[tier.Key][]hold{}}
+	m := &meeting{node: n, start: start, holds: map[string]map[tier.Key][]hold{}}
+	m.join = join.New(join.Config{Limits: l, ChunkBytes: bytes, Elsewhere: m.elsewhere})
 	m.timer = time.AfterFunc(time.Hour, func() { m.do(func(now time.Duration) { m.join.Tick(now) }) })
 	return m
 }
@@ -56,6 +58,7 @@ func (m *meeting) do(command func(now time.Duration)) {
 func (m *meeting) carry(e join.Effect) {
 	switch e := e.(type) {
 	case join.Answer:
+		m.node.tellOverBudget(e.Peer, e.Answer.Refused)
 		m.node.peers.Answer(e.Peer, e.Job, e.Answer)
 	case join.Free:
 		m.free(e.Transfer, tier.Key(e.Key))
@@ -161,6 +164,53 @@ func (m *meeting) demand(peer string, j session.Job) {
 
 func (m *meeting) jobEnded(peer string, id session.JobID, results []session.Result) {
 	m.do(func(now time.Duration) { m.join.JobEnded(now, peer, id, results) })
+}
+
+// reserve takes what the tier holds for a peer out of its budget, key by key: fits says which
+// have room, and refused is the answer for the others.
+func (m *meeting) reserve(peer string, keys []session.Key) (fits []bool, refused session.Refusal) {
+	fits = make([]bool, len(keys))
+	m.do(func(time.Duration) {
+		for i := range keys {
+			fits[i] = m.join.Reserve(peer, &keys[i])
+		}
+		refused = session.Refusal{Reason: sessionpb.Reason_REASON_BUSY, Text: m.join.OverBudget()}
+	})
+	return fits, refused
+}
+
+// giveBack ends what reserve took.
+func (m *meeting) giveBack(peer string, keys []session.Key) {
+	m.do(func(time.Duration) {
+		for i := range keys {
+			m.join.Return(peer, &keys[i])
+		}
+	})
+}
+
+func (m *meeting) peerBytes(peer string) (n uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.join.PeerBytes(peer)
+}
+
+// elsewhere is join.Config.Elsewhere: a key of leg demand that the transfer does not supply
+// and the tier holds all the same is pinned for the job. It runs under m.mu.
+func (m *meeting) elsewhere(peer string, job session.JobID, i int, k *session.Key) bool {
+	v := m.node.serving(peer, job)
+	if v == nil {
+		return false // the job ends just now
+	}
+	refs, found := m.node.tier.Pin(v.owner, []tier.Key{tier.Key(*k)})
+	if found[0] != tier.Readable {
+		return false
+	}
+	if !m.join.Reserve(peer, k) {
+		_ = m.node.tier.Unpin(refs[0]) // only ErrNotPinned, when the owner was released
+		return false
+	}
+	v.keep(uint32(i), pinned(refs[0]))
+	return true
 }
 
 // withRoom takes slots for a request. When the tier has none left, the oldest supply

@@ -172,7 +172,7 @@ func (n *Node) openMetrics() {
 	}
 	n.metrics = metrics.New(names, allLegs)
 	n.metrics.Register(metrics.Tier{Snapshot: n.tierSnapshot, Owners: owners})
-	n.metrics.Register(metrics.Peers{Status: n.peersStatus, Legs: allLegs, Allowed: func(s *wire.PeerStatus, leg string) bool { return n.legRefused(s, leg) == "" }})
+	n.metrics.Register(metrics.Peers{Status: n.peersStatus, Legs: allLegs, Allowed: func(s *wire.PeerStatus, leg string) bool { return n.legRefused(s, leg) == "" }, PinnedBytes: n.peerPinnedBytes})
 	n.metrics.Register(metrics.OpenWaits(n.open.of))
 	b := build.This()
 	n.metrics.Register(metrics.Info{Version: b.String(), Go: b.Go, Verdict: n.verdictInfo})
@@ -199,6 +199,14 @@ func (n *Node) counts() (engines, requests int) {
 		return n.engines.Counts()
 	}
 	return 0, 0
+}
+
+// peerPinnedBytes is what a peer's demands keep here from being reused.
+func (n *Node) peerPinnedBytes(peer string) uint64 {
+	if n.opened.Load() {
+		return n.meeting.peerBytes(peer)
+	}
+	return 0
 }
 
 func (n *Node) meetingStatus() (s join.Status) {
@@ -229,7 +237,7 @@ func (n *Node) limits() session.Limits {
 func (n *Node) joinLimits() join.Limits {
 	d, l := &n.cfg.Deadlines, join.DefaultLimits()
 	l.ParkedAge, l.FinishedAge = config.Millis(d.ParkedMS), config.Millis(d.FinishedMS)
-	l.ParkedBytesMax = uint64(n.cfg.Bounds.ParkedBytes)
+	l.ParkedBytesMax, l.PeerBytesMax = uint64(n.cfg.Bounds.ParkedBytes), uint64(n.cfg.Bounds.PeerPinnedBytes)
 	return l
 }
 

@@ -14,7 +14,9 @@ import (
 
 // slabOf is a node with so many slots, all of which supply may wait in.
 func slabOf(slots int64) nodeOption {
-	return func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = slots*4096, slots*4096 }
+	return func(c *config.Config) {
+		c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = slots*4096, slots*4096, slots*4096
+	}
 }
 
 // demandOf300 is the chunks that a consumer of 300 tokens demands: 18 of full, 3 of the

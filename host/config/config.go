@@ -133,6 +133,10 @@ type Bounds struct {
 	Requests int64 `yaml:"requests"`
 	// ParkedBytes of supply that waits for its consumer. Half of slab_bytes.
 	ParkedBytes int64 `yaml:"parked_bytes"`
+	// PeerPinnedBytes that the demands of one peer may keep from being reused: what is bound
+	// to them, and what the tier holds of them. A chunk over it is refused. Half of
+	// slab_bytes, so that one peer leaves room for this node's requests and for other peers.
+	PeerPinnedBytes int64 `yaml:"peer_pinned_bytes"`
 	// Sessions with peers. 64.
 	Sessions int64 `yaml:"sessions"`
 	// MessageBytes of one control message. 4 MiB: the hashes of a prompt of two
@@ -253,8 +257,10 @@ func (c *Config) fillZeros() {
 	if len(c.CertificateKeys) == 0 {
 		c.CertificateKeys = nil // [] is none, too
 	}
-	if c.Bounds.ParkedBytes == 0 {
-		c.Bounds.ParkedBytes = c.SlabBytes / 2
+	for _, f := range c.Bounds.shares() {
+		if *f.value == 0 {
+			*f.value = c.SlabBytes / 2
+		}
 	}
 	for _, s := range []struct{ at, or *string }{
 		{&c.HTTPListen, &d.HTTPListen}, {&c.SlabDir, &d.SlabDir}, {&c.LogLevel, &d.LogLevel},
@@ -295,7 +301,12 @@ func (d *Deadlines) fields() []field {
 	}
 }
 
-// fields are the counts; parked_bytes follows slab_bytes and is not among them.
+// shares are parts of the slab; 0 means half of it.
+func (b *Bounds) shares() []field {
+	return []field{{"parked_bytes", &b.ParkedBytes}, {"peer_pinned_bytes", &b.PeerPinnedBytes}}
+}
+
+// fields are the counts; those of shares follow slab_bytes and are not among them.
 func (b *Bounds) fields() []field {
 	return []field{
 		{"engines", &b.Engines}, {"requests", &b.Requests}, {"sessions", &b.Sessions}, {"message_bytes", &b.MessageBytes},
@@ -559,8 +570,10 @@ func (c *Config) validateNumbers() error {
 			return fmt.Errorf("bounds.%s is %d; it must be %d to %d", f.name, *f.value, lo, hi)
 		}
 	}
-	if b.ParkedBytes < 1 || b.ParkedBytes > c.SlabBytes {
-		return fmt.Errorf("bounds.parked_bytes is %d; it must be 1 to slab_bytes, %d; 0 means half of that", b.ParkedBytes, c.SlabBytes)
+	for _, f := range b.shares() {
+		if *f.value < 1 || *f.value > c.SlabBytes {
+			return fmt.Errorf("bounds.%s is %d; it must be 1 to slab_bytes, %d; 0 means half of that", f.name, *f.value, c.SlabBytes)
+		}
 	}
 	return nil
 }

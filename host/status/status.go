@@ -201,6 +201,9 @@ type Peer struct {
 	Lookups int `json:"lookups"`
 	Demands int `json:"demands"`
 	Serves  int `json:"serves"`
+	// PinnedBytes are what those serves keep from being reused, at most PinnedBytesMax.
+	PinnedBytes    uint64 `json:"pinned_bytes"`
+	PinnedBytesMax uint64 `json:"pinned_bytes_max"`
 	// DataLanes are the data connections that this node has with the peer.
 	DataLanes int   `json:"data_lanes"`
 	Legs      []Leg `json:"legs"`
