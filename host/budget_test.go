@@ -16,15 +16,15 @@ func peerBytes(n int64) nodeOption {
 	return func(c *config.Config) { c.Bounds.PeerPinnedBytes = n }
 }
 
-// fullBytes are the bytes of chunks of full.
-func fullBytes(chunks int64) int64 { return chunks * int64(chunkBlocks["full"]) * blockBytes }
+// slotBytes is what chunks take of the slab: each a slot of a page.
+func slotBytes(chunks int64) int64 { return chunks * 4096 }
 
 // TestPeerBudgetInProbe: the tier's chunks that one peer's demands pin are bounded. What is
 // over it is refused by name, at once, and the request goes on with the rest; the peer's next
 // request has the whole budget again, and status and metrics say what is taken.
 func TestPeerBudgetInProbe(t *testing.T) {
 	log := &logTo{}
-	producer := startLogged(t, "producer", unjudged, log, peerBytes(fullBytes(5)))
+	producer := startLogged(t, "producer", unjudged, log, peerBytes(slotBytes(6)))
 	consumer := startNode(t, "consumer", withPeer("producer", producer.Addresses().Peer))
 	ready(t, consumer, "producer")
 	p, c := attach(t, producer), attach(t, consumer)
@@ -38,7 +38,7 @@ func TestPeerBudgetInProbe(t *testing.T) {
 		require.NotEmpty(t, ev.Failures)
 		for _, f := range ev.Failures {
 			require.Equal(t, "refused", f.Cause)
-			require.Equal(t, fmt.Sprintf("the producer keeps at most %d bytes at a time for the demands of one peer, its bounds.peer_pinned_bytes", fullBytes(5)), f.Detail)
+			require.Equal(t, fmt.Sprintf("the producer keeps at most %d bytes at a time for the demands of one peer, its bounds.peer_pinned_bytes", slotBytes(6)), f.Detail)
 		}
 		require.Positive(t, counter(consumer, "transferred", "full", "probe")+counter(consumer, "transferred", "sliding", "probe"))
 		r.finish()
@@ -61,7 +61,7 @@ func TestPeerBudgetInProbe(t *testing.T) {
 // TestPeerBudgetIsSeen: while a peer's demand is in work, status and metrics say what it
 // keeps, and a second demand of that peer is refused over the bound.
 func TestPeerBudgetIsSeen(t *testing.T) {
-	producer := startNode(t, "producer", peerBytes(fullBytes(2)))
+	producer := startNode(t, "producer", peerBytes(slotBytes(2)))
 	consumer := startNode(t, "consumer", withPeer("producer", producer.Addresses().Peer))
 	ready(t, consumer, "producer")
 	x := text{"x", 64}
@@ -78,12 +78,12 @@ func TestPeerBudgetIsSeen(t *testing.T) {
 	}
 	first := demand(1_000_001, 0, 1)
 	require.Len(t, first.holds, 2)
-	require.EqualValues(t, fullBytes(2), producer.peerPinnedBytes("consumer"))
-	require.EqualValues(t, fullBytes(2), pinnedGauge(t, producer, "consumer"))
+	require.EqualValues(t, slotBytes(2), producer.peerPinnedBytes("consumer"))
+	require.EqualValues(t, slotBytes(2), pinnedGauge(t, producer, "consumer"))
 	for _, s := range producer.Status().Peers {
 		if s.ID == "consumer" {
-			require.EqualValues(t, fullBytes(2), s.PinnedBytes)
-			require.EqualValues(t, fullBytes(2), s.PinnedBytesMax)
+			require.EqualValues(t, slotBytes(2), s.PinnedBytes)
+			require.EqualValues(t, slotBytes(2), s.PinnedBytesMax)
 		}
 	}
 	second := demand(1_000_002, 2)
@@ -118,7 +118,7 @@ func pinnedGauge(t *testing.T, n *Node, peer string) float64 {
 func TestPeerBudgetInSupply(t *testing.T) {
 	for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_DEMAND} {
 		t.Run(legName(leg), func(t *testing.T) {
-			producer := startNode(t, "producer", peerBytes(fullBytes(5)))
+			producer := startNode(t, "producer", peerBytes(slotBytes(6)))
 			consumer := startNode(t, "consumer", withPeer("producer", producer.Addresses().Peer))
 			ready(t, consumer, "producer")
 			p, c := attach(t, producer), attach(t, consumer)

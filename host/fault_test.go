@@ -248,7 +248,9 @@ func TestBitFlipOnTheWire(t *testing.T) {
 
 // TestNoRoom: all slots or none; a request that finds none computes everything itself.
 func TestNoRoom(t *testing.T) {
-	producer, consumer := pair(t, func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 10*4096, 4096, 10*4096 })
+	producer, consumer := pair(t, func(c *config.Config) {
+		c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 10*4096, 4096, 10*4096
+	})
 	p, c := attach(t, producer), attach(t, consumer)
 	x := text{"a", 300}
 	p.produce("a", x, enginepb.Leg_PD)
@@ -271,7 +273,9 @@ func TestNoRoom(t *testing.T) {
 
 // TestProducerWithoutRoom: the chunks that found no slot are named on both sides.
 func TestProducerWithoutRoom(t *testing.T) {
-	producer := startNode(t, "producer", func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 10*4096, 10*4096, 10*4096 })
+	producer := startNode(t, "producer", func(c *config.Config) {
+		c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 10*4096, 10*4096, 10*4096
+	})
 	consumer := startNode(t, "consumer", withPeer("producer", producer.Addresses().Peer))
 	ready(t, consumer, "producer")
 	p, c := attach(t, producer), attach(t, consumer)

@@ -27,8 +27,8 @@ type meeting struct {
 
 func newMeeting(n *Node, start time.Time, l join.Limits) *meeting {
 	bytes := make([]uint64, len(n.groups))
-	for i := range n.groups {
-		bytes[i] = uint64(n.groups[i].chunkBytes)
+	for i := range bytes { // a chunk keeps a whole slot, however small it is
+		bytes[i] = uint64(n.tier.StrideBytes())
 	}
 	m := &meeting{node: n, start: start, holds: map[string]map[tier.Key][]hold{}}
 	m.join = join.New(join.Config{Limits: l, ChunkBytes: bytes, Elsewhere: m.elsewhere})

@@ -43,6 +43,7 @@ type producer struct {
 	pooled  bool
 	machine *plan.Machine
 	seq     sequence
+	prompt  uint64              // tokens
 	tables  []map[uint32]uint32 // per group: logical block -> block of the region
 	broken  error               // a rule failed: the machine is of no use any more
 
@@ -53,6 +54,9 @@ type producer struct {
 	supplied []uint64 // chunks, per group
 	stored   []uint64 // bytes, per group
 	offers   []offer  // of the job at work
+	// own is the supply of leg probe while the prompt is computed: a request must not take its
+	// own head's slots for its tail as long as there are others.
+	own []offer
 }
 
 // kept is a chunk that the producer keeps or is copying.
@@ -79,8 +83,8 @@ func (a *attachment) beginProducer(ctx context.Context, r *enginepb.BeginRequest
 	n := a.node
 	p := &producer{
 		node: n, engine: a, name: r.RequestId, leg: legName(r.Leg),
-		owner:  tier.Owner{Kind: ownerProduce, ID: fmt.Sprintf("%s#%d", r.RequestId, requestNumber.Add(1))},
-		seq:    n.sequence(r),
+		owner: tier.Owner{Kind: ownerProduce, ID: fmt.Sprintf("%s#%d", r.RequestId, requestNumber.Add(1))},
+		seq:   n.sequence(r), prompt: r.PromptTokens,
 		tables: make([]map[uint32]uint32, len(n.groups)),
 		chunks: map[plan.Ref]*kept{}, offered: map[plan.Ref]struct{}{},
 		supplied: make([]uint64, len(n.groups)), stored: make([]uint64, len(n.groups)),
@@ -198,7 +202,8 @@ func (p *producer) Store(s engine.Step) (engine.Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	return func() *enginepb.Event { return p.run(todo) }, nil
+	prompt := s.Computed >= p.prompt
+	return func() *enginepb.Event { return p.run(todo, prompt) }, nil
 }
 
 // take brings a step to the machine and resolves what it asks for.
@@ -258,8 +263,8 @@ func (p *producer) resolve(fx *plan.Effects) work {
 	return w
 }
 
-// run is a job: copies, then offers and drops.
-func (p *producer) run(todo []work) *enginepb.Event {
+// run is a job: copies, then offers and drops. prompt says that the whole prompt is computed.
+func (p *producer) run(todo []work, prompt bool) *enginepb.Event {
 	var failures []*enginepb.Failure
 	for i := range todo {
 		for j := range todo[i].copies {
@@ -271,6 +276,9 @@ func (p *producer) run(todo []work) *enginepb.Event {
 		p.finishWork(&todo[i])
 	}
 	p.flush()
+	if prompt {
+		p.letGoOwn()
+	}
 	ev := &enginepb.Event{Ok: len(failures) == 0, Failures: failures}
 	if !ev.Ok {
 		ev.Error = fmt.Sprintf("%d chunks could not be stored, the first: group %s chunk %d: %s: %s",
@@ -449,8 +457,9 @@ func (p *producer) finishWork(w *work) {
 	}
 }
 
-// flush hands the offers to the transfer. Without one they stay in the tier, unpinned: a
-// private copy as soon as its key is free, if the request that is writing the key gives up.
+// flush hands the offers to the transfer. Without one they stay in the tier, pinned until the
+// prompt's end: a private copy as soon as its key is free, if the request that is writing the
+// key gives up.
 func (p *producer) flush() {
 	offers := p.offers
 	p.offers = nil
@@ -464,11 +473,22 @@ func (p *producer) flush() {
 			private = append(private, o)
 			continue
 		}
-		p.node.letGo(o.hold)
+		p.own = append(p.own, o)
 	}
 	if len(private) > 0 {
 		p.node.wg.Go(func() { p.node.adopt(private) })
 	}
+}
+
+// letGoOwn leaves the supply of leg probe to the tier, the head of the prompt as the newest.
+func (p *producer) letGoOwn() {
+	for _, o := range p.own {
+		p.node.letGo(o.hold)
+	}
+	if len(p.own) > 0 {
+		p.touch()
+	}
+	p.own = nil
 }
 
 // Load implements engine.Request; the server never calls it for a producer.
@@ -500,6 +520,7 @@ func (p *producer) Finish(f engine.Finish) *enginepb.FinishReply {
 	if p.transfer != "" {
 		p.node.meeting.lastWord(p.transfer)
 	}
+	p.letGoOwn()
 	p.touch()
 	p.release()
 	p.node.metrics.Requests.WithLabelValues("producer", p.leg, result).Inc()

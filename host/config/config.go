@@ -131,7 +131,8 @@ type Bounds struct {
 	Engines int64 `yaml:"engines"`
 	// Requests live in one engine. 1024.
 	Requests int64 `yaml:"requests"`
-	// ParkedBytes of supply that waits for its consumer. Half of slab_bytes.
+	// ParkedBytes of the slab for supply that waits for its consumer, a slot for each chunk.
+	// Half of slab_bytes.
 	ParkedBytes int64 `yaml:"parked_bytes"`
 	// PeerPinnedBytes that the demands of one peer may keep from being reused: what is bound
 	// to them, and what the tier holds of them. A chunk over it is refused. Half of

@@ -123,7 +123,7 @@ func DefaultLimits() Limits {
 // Config is what a Join is made of.
 type Config struct {
 	Limits Limits
-	// ChunkBytes is the size of a chunk, by group index.
+	// ChunkBytes is what a chunk takes of the memory that the bounds are of, by group index.
 	ChunkBytes []uint64
 	// Elsewhere, when set, says whether the host has a key beside the transfer's supply, and
 	// has pinned it for a job under the peer's budget: leg demand asks it for a key that is

@@ -840,7 +840,10 @@ func TestBounds(t *testing.T) {
 	require.Len(t, take[LookedUp](s), 1)
 	s.Receive(0, envelope(&sessionpb.Lookup{Job: 4, Keys: packKeys(testKeys(1)), DeadlineMs: 500}))
 	require.Equal(t, sessionpb.Reason_REASON_BUSY, sent[*sessionpb.States](s)[0].Reason)
-	s.incoming(5, 5)
+	s.AllowLegs(0, true)
+	s.Receive(0, envelope(&sessionpb.Demand{Job: 5, TransferId: "not begun", Leg: LegDemand, Keys: packKeys(testKeys(1)), Slots: []uint32{0}, Epochs: []uint64{1}, DeadlineMs: 500}))
+	require.Equal(t, sessionpb.Reason_REASON_BUSY, sent[*sessionpb.Supply](s)[0].Refused[0].Reason, "open demands in leg demand are jobs")
+	s.incoming(6, 5)
 	require.True(t, take[Close](s)[0].Protocol, "keys of one message, from a peer that was told the bound")
 }
 

@@ -153,7 +153,7 @@ type Pins struct {
 	OldestOwner   string  `json:"oldest_owner"`
 }
 
-// Parked is supply that waits for its consumer.
+// Parked is supply that waits for its consumer. A chunk takes a slot, whatever its size.
 type Parked struct {
 	Transfers int    `json:"transfers"`
 	Chunks    int    `json:"chunks"`
