@@ -406,9 +406,10 @@ func (c *Core) backoff() time.Duration {
 }
 
 // Connected tells that a connection to the peer is open; it replaces the one before
-// it. The Hello goes out.
+// it. The Hello goes out, before anything else: what is due by now belongs to the connection
+// that is gone, and must not be sent on, nor close, the new one.
 func (c *Core) Connected(now time.Duration) {
-	c.advance(now)
+	c.now = max(c.now, now)
 	if c.link == linkUp {
 		c.lost("replaced by a new connection")
 	}
@@ -417,6 +418,7 @@ func (c *Core) Connected(now time.Duration) {
 	}
 	c.link = linkOpen
 	c.soonest = 0
+	defer c.advance(c.now)
 	c.emit(Send{&sessionpb.Envelope{Message: &sessionpb.Envelope_Hello{Hello: c.cfg.Hello}}})
 }
 

@@ -785,6 +785,49 @@ func TestRestart(t *testing.T) {
 	require.True(t, take[Close](s)[0].Protocol, "a ping of the old process")
 }
 
+// TestNothingOfTheOldConnection: what is due when a new connection replaces the old one, and the
+// timers have not come to yet, is not said on the new one, and does not close it: a peer that
+// hears anything before the Hello ends the session.
+func TestNothingOfTheOldConnection(t *testing.T) {
+	for _, at := range []time.Duration{260 * ms, 800 * ms, 2100 * ms} { // a Ping; silence; death
+		s := newSolo(t).up()
+		s.Demand(0, testDemand(2, 200*ms))
+		s.Lookup(0, "r", testKeys(1), 100*ms)
+		s.incoming(1, 2)
+		s.Supply(0, 1, []uint32{0})
+		s.Take()
+		s.seen = nil
+		s.Connected(at)
+		effects := s.Take()
+		require.Empty(t, pick[Close](effects), "at %v", at)
+		require.Empty(t, pick[Dial](effects), "at %v", at)
+		sends := pick[Send](effects)
+		require.Len(t, sends, 1, "at %v", at)
+		require.NotNil(t, sends[0].Envelope.GetHello())
+		require.Len(t, pick[DemandDone](effects), 1)
+		require.Len(t, pick[LookupDone](effects), 1)
+		require.Len(t, pick[JobEnded](effects), 1)
+		s.at = at
+		s.hello(testHello("b", 2))
+		require.Equal(t, Ready, s.State(), "the session goes on")
+		require.Empty(t, take[Close](s))
+	}
+	// An attempt that connects after its limit is over, as ever.
+	s := newSolo(t)
+	s.Take()
+	s.Connected(DefaultLimits().ConnectHello)
+	require.Len(t, pick[Close](s.Take()), 1)
+}
+
+func pick[E Effect](effects []Effect) (out []E) {
+	for _, e := range effects {
+		if x, ok := e.(E); ok {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
 // TestReconnectKeepsWaitingJobs: a job that comes while there is no session waits for
 // it; after the same process reconnects, ids go on.
 func TestReconnectKeepsWaitingJobs(t *testing.T) {
