@@ -360,6 +360,8 @@ func TestDefaultsAreTheTableOfWaits(t *testing.T) {
 	shipped.ParkedBytesMax, shipped.PeerBytesMax = j.ParkedBytesMax, j.PeerBytesMax // they follow slab_bytes
 	require.Equal(t, shipped, j)
 	require.Equal(t, 2*time.Second+time.Second, n.pendingLimit(200e6))
+	n.cfg.Bounds.MessageBytes = config.MessageBytesMin
+	require.GreaterOrEqual(t, n.limits().KeysMax, session.KeysMin, "what every node takes in one message")
 }
 
 // TestLateDemandOfAFinishedTransfer: the id of a transfer of which everything is gone is

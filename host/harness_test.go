@@ -168,7 +168,12 @@ func startJudged(t *testing.T, id string, judge registrar, options ...nodeOption
 
 func startLogged(t *testing.T, id string, judge registrar, log *logTo, options ...nodeOption) *Node {
 	t.Helper()
-	cfg := testConfig(t, id, options...)
+	return startWith(t, testConfig(t, id, options...), judge, log)
+}
+
+func startWith(t *testing.T, cfg *config.Config, judge registrar, log *logTo) *Node {
+	t.Helper()
+	id := cfg.NodeID
 	n, err := start(ctxFor(t), cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), judge)
 	require.NoError(t, err)
 	t.Cleanup(func() {

@@ -81,14 +81,13 @@ type Addresses struct {
 
 // A Node is one running daemon.
 type Node struct {
-	cfg     *config.Config
-	log     *slog.Logger
-	judge   registrar
-	entry   *registry.Entry
-	model   plan.Model
-	groups  []geometry
-	waits   waits
-	keysMax int
+	cfg    *config.Config
+	log    *slog.Logger
+	judge  registrar
+	entry  *registry.Entry
+	model  plan.Model
+	groups []geometry
+	waits  waits
 
 	life     context.Context // ends when the node is closed
 	end      context.CancelFunc
@@ -245,7 +244,6 @@ func (n *Node) joinLimits() join.Limits {
 // dial the peers.
 func (n *Node) openPeers(context.Context) error {
 	l := n.limits()
-	n.keysMax = l.KeysMax
 	n.meeting = newMeeting(n, time.Now(), n.joinLimits())
 	n.onClose(n.meeting.close)
 	n.onClose(func() { _ = n.data.Close() }) // before the meeting lets go what is being pushed

@@ -229,13 +229,28 @@ type Status struct {
 	PeerLoad uint32
 	// AllLegs says that every leg is allowed, not only probe.
 	AllLegs bool
+	// KeysMax is how many keys a message to the peer may name: the smaller bound of the two
+	// sides, or at most KeysMin while there is no session.
+	KeysMax int
 }
 
 // Status returns a snapshot at now.
 func (c *Core) Status(now time.Duration) Status {
 	return Status{State: c.state, Draining: c.peerDraining, BootID: c.hello.GetBootId(), RTT: c.rtt, Silence: max(0, now-c.aliveAt),
 		Sessions: c.sessions, Lookups: c.lookups.len(), Demands: c.demands.len(), Jobs: c.jobs.len(),
-		PeerLoad: c.peerLoad, AllLegs: c.legAllowed(LegPD)}
+		PeerLoad: c.peerLoad, AllLegs: c.legAllowed(LegPD), KeysMax: c.keysMax()}
+}
+
+// keysMax is how many keys a message to the peer may name.
+func (c *Core) keysMax() int {
+	most := c.cfg.Limits.KeysMax
+	if c.link != linkUp {
+		return min(most, KeysMin)
+	}
+	if n := c.hello.GetCaps().GetMaxKeys(); n > 0 {
+		most = int(min(int64(most), int64(n)))
+	}
+	return most
 }
 
 // Idle says that no job is in work in either direction.

@@ -890,6 +890,37 @@ func TestBounds(t *testing.T) {
 	require.True(t, take[Close](s)[0].Protocol, "keys of one message, from a peer that was told the bound")
 }
 
+// TestKeysOfTheSmallerBound: a message names no more keys than the side with the smaller bound
+// takes; Status says how many, and what waited for a Hello that says less ends by name instead
+// of breaking the protocol.
+func TestKeysOfTheSmallerBound(t *testing.T) {
+	keys := func(own, theirs int) *solo {
+		s := newSolo(t, func(c *Config) { c.Limits.KeysMax = own })
+		require.Equal(t, min(own, KeysMin), s.Status(0).KeysMax, "before the hello")
+		s.Demand(0, testDemand(5, 0))
+		s.Lookup(0, "r", testKeys(5), 0)
+		s.Connected(0)
+		h := fillHello(testHello("b", 2), &s.cfg.Limits)
+		h.Caps.MaxKeys = uint32(theirs)
+		s.Receive(0, envelope(h))
+		return s
+	}
+	s := keys(1000, 4)
+	require.Equal(t, 4, s.Status(0).KeysMax)
+	require.Empty(t, sent[*sessionpb.Demand](s))
+	require.Empty(t, sent[*sessionpb.Lookup](s))
+	d, l := take[DemandDone](s), take[LookupDone](s)
+	require.Equal(t, "5 keys; b takes at most 4 in one message", d[0].Results[0].Text)
+	require.Equal(t, Invalid, d[0].Results[0].Cause)
+	require.Equal(t, Invalid, l[0].Cause)
+	require.True(t, s.Idle())
+	require.Equal(t, 6, keys(6, 1000).Status(0).KeysMax)
+	require.Equal(t, 6, keys(6, 0).Status(0).KeysMax, "it does not say")
+	s = keys(1000, 5)
+	require.Len(t, sent[*sessionpb.Demand](s), 1)
+	require.Len(t, sent[*sessionpb.Lookup](s), 1)
+}
+
 // TestLookup: the states come back packed, and a late answer has no effect.
 func TestLookup(t *testing.T) {
 	s := newSolo(t).up()
