@@ -1,11 +1,13 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
@@ -45,7 +47,12 @@ type producer struct {
 	seq     sequence
 	prompt  uint64              // tokens
 	tables  []map[uint32]uint32 // per group: logical block -> block of the region
-	broken  error               // a rule failed: the machine is of no use any more
+
+	// Of Store and the jobs: how many of them are accepted and have not ended, and why the
+	// machine is of no use any more, when a rule has failed.
+	mu     sync.Mutex
+	inWork int
+	broken error
 
 	// Of the jobs, and of Finish, which runs after the last job.
 	chunks   map[plan.Ref]*kept
@@ -203,7 +210,13 @@ func (p *producer) Store(s engine.Step) (engine.Job, error) {
 		return nil, err
 	}
 	prompt := s.Computed >= p.prompt
-	return func() *enginepb.Event { return p.run(todo, prompt) }, nil
+	p.mu.Lock()
+	p.inWork++
+	p.mu.Unlock()
+	return func() *enginepb.Event {
+		defer p.jobEnded()
+		return p.run(todo, prompt)
+	}, nil
 }
 
 // take brings a step to the machine and resolves what it asks for.
@@ -238,9 +251,36 @@ func (p *producer) take(s engine.Step) ([]work, error) {
 
 // breakDown notes that the machine's state cannot be trusted after a rule's error.
 func (p *producer) breakDown(err error) error {
+	p.mu.Lock()
 	p.broken = err
+	last := p.inWork == 0
+	p.mu.Unlock()
 	p.node.faults.Log(slog.LevelError, "plan", err.Error(), "a rule failed in a producer's step; the request supplies nothing more", "request", p.name, "error", err)
+	if last {
+		p.sayBroken(err)
+	}
 	return status.Errorf(codes.Internal, "request %q: %v; finish it with abort", p.name, err)
+}
+
+// jobEnded notes the end of a job; the last one after a rule has failed says so.
+func (p *producer) jobEnded() {
+	p.mu.Lock()
+	p.inWork--
+	last, err := p.inWork == 0, p.broken
+	p.mu.Unlock()
+	if last && err != nil {
+		p.sayBroken(err)
+	}
+}
+
+// sayBroken is the last word of a request whose rule has failed. No job is in work, and none
+// comes: the engine may take its time to finish, and consumers need not wait for that.
+func (p *producer) sayBroken(err error) {
+	if p.transfer == "" {
+		return
+	}
+	p.refuseRest(sessionpb.Reason_REASON_STORE_FAILED, "a rule of the producer failed: "+err.Error())
+	p.node.meeting.lastWord(p.transfer)
 }
 
 func (p *producer) resolve(fx *plan.Effects) work {
@@ -514,7 +554,7 @@ func (p *producer) Finish(f engine.Finish) *enginepb.FinishReply {
 	}
 	if f.Abort {
 		result = "aborted"
-		p.refuseRest(f)
+		p.refuseRest(sessionpb.Reason_REASON_REQUEST_ABORTED, cmp.Or(f.Cause, "the producer's engine aborted the request"))
 	}
 	reply := p.counts()
 	if p.transfer != "" {
@@ -537,19 +577,15 @@ func (p *producer) end(f engine.Finish) (plan.Effects, error) {
 	return p.machine.Finish(f.Computed)
 }
 
-// refuseRest names, before the last word, the chunks that an abort leaves out.
-func (p *producer) refuseRest(f engine.Finish) {
+// refuseRest names, before the last word, the chunks that an abort or a failure leaves out.
+func (p *producer) refuseRest(reason sessionpb.Reason, why string) {
 	if p.transfer == "" {
 		return
-	}
-	why := f.Cause
-	if why == "" {
-		why = "the producer's engine aborted the request"
 	}
 	var rest []join.Refusal
 	for _, ref := range p.wanted {
 		if _, ok := p.offered[ref]; !ok {
-			rest = append(rest, join.Refusal{Key: join.Key(p.key(ref)), Reason: sessionpb.Reason_REASON_REQUEST_ABORTED, Text: why})
+			rest = append(rest, join.Refusal{Key: join.Key(p.key(ref)), Reason: reason, Text: why})
 		}
 	}
 	p.node.meeting.refuse(p.transfer, rest)
