@@ -371,40 +371,17 @@ func (a *actor) incoming(now time.Duration, c *conn, hello *sessionpb.Hello) {
 		c.finish("dead peer")
 		return
 	}
-	cur := current{exists: a.conn != nil}
-	if cur.exists {
+	cur := session.Current{Exists: a.conn != nil}
+	if cur.Exists {
 		s := a.core.Status(now)
-		cur.dialed, cur.ready, cur.bootID = a.conn.dialed, s.State == session.Ready, s.BootID
-		cur.hasSession = a.conn.up
+		cur.Dialed, cur.Ready, cur.BootID = a.conn.dialed, s.State == session.Ready, s.BootID
+		cur.HasSession = a.conn.up
 	}
-	if !keepNew(a.p.cfg.Hello.NodeId, a.id, cur, hello.BootId) {
+	if !session.KeepNew(a.p.cfg.Hello.NodeId, a.id, cur, hello.BootId) {
 		a.p.log.Debug("duplicate peer connection refused", "peer", a.id)
 		c.queue(goawayMessage(duplicate + a.p.cfg.Hello.NodeId + " dialed stays"))
 		c.finish("duplicate session")
 		return
 	}
 	a.adopt(now, c)
-}
-
-// current is what keepNew must know of the connection in use.
-type current struct {
-	exists     bool
-	dialed     bool // by this node
-	hasSession bool // Hellos are exchanged on it
-	ready      bool // and the peer is not silent
-	bootID     uint64
-}
-
-// keepNew says whether a connection that the peer dialed, and that begins with the
-// peer's Hello, replaces the current one. Of two connections that both sides dialed
-// at once, both sides keep the one that the smaller id dialed; a newer connection of
-// the peer replaces its older one.
-func keepNew(local, remote string, cur current, bootID uint64) bool {
-	switch {
-	case !cur.exists, !cur.dialed, remote < local:
-		return true
-	case !cur.hasSession:
-		return false // it is open and about to say its Hello
-	}
-	return !cur.ready || cur.bootID != bootID
 }

@@ -234,23 +234,23 @@ func (c *cluster) open(h *testHost, peer string) int {
 
 // TestKeepNew: the tie-break, case by case, and from both sides the same.
 func TestKeepNew(t *testing.T) {
-	up := current{exists: true, dialed: true, hasSession: true, ready: true, bootID: 7}
+	up := session.Current{Exists: true, Dialed: true, HasSession: true, Ready: true, BootID: 7}
 	for name, c := range map[string]struct {
 		local, remote string
-		cur           current
+		cur           session.Current
 		boot          uint64
 		want          bool
 	}{
-		"no connection":                      {"a", "b", current{}, 7, true},
-		"newer of the same peer":             {"a", "b", current{exists: true, hasSession: true, ready: true, bootID: 7}, 7, true},
+		"no connection":                      {"a", "b", session.Current{}, 7, true},
+		"newer of the same peer":             {"a", "b", session.Current{Exists: true, HasSession: true, Ready: true, BootID: 7}, 7, true},
 		"smaller dialed, is up":              {"a", "b", up, 7, false},
-		"smaller dialed, about to say hello": {"a", "b", current{exists: true, dialed: true}, 7, false},
-		"smaller dialed, silent":             {"a", "b", current{exists: true, dialed: true, hasSession: true, bootID: 7}, 7, true},
+		"smaller dialed, about to say hello": {"a", "b", session.Current{Exists: true, Dialed: true}, 7, false},
+		"smaller dialed, silent":             {"a", "b", session.Current{Exists: true, Dialed: true, HasSession: true, BootID: 7}, 7, true},
 		"smaller dialed, peer restarted":     {"a", "b", up, 8, true},
 		"larger dialed, smaller comes":       {"b", "a", up, 7, true},
-		"larger about to say hello":          {"b", "a", current{exists: true, dialed: true}, 7, true},
+		"larger about to say hello":          {"b", "a", session.Current{Exists: true, Dialed: true}, 7, true},
 	} {
-		require.Equal(t, c.want, keepNew(c.local, c.remote, c.cur, c.boot), name)
+		require.Equal(t, c.want, session.KeepNew(c.local, c.remote, c.cur, c.boot), name)
 	}
 }
 
