@@ -144,6 +144,7 @@ type Core struct {
 	peerDraining  bool
 	localDraining bool
 
+	unfitFor  string        // why one side refused the other's hello last; "" once one was accepted
 	aliveAt   time.Duration // last byte; the start or the loss of the connection while there is none
 	attemptBy time.Duration // linkDialing, linkOpen: when the attempt is given up
 	retryAt   time.Duration // linkNone: when to dial
@@ -373,6 +374,9 @@ func (c *Core) suspect() {
 
 func (c *Core) dead() {
 	reason := fmt.Sprintf("no byte from %s on control or data for deadlines.dead_ms, %v", c.cfg.PeerID, c.cfg.Limits.Dead)
+	if c.unfitFor != "" { // it is heard, and says the same each time
+		reason = c.unfitFor
+	}
 	c.change(Dead, reason)
 	if c.link != linkNone {
 		c.hangUp(reason, false)

@@ -575,6 +575,41 @@ func TestHelloRefused(t *testing.T) {
 	}
 }
 
+// TestRefusedAgainAndAgain: a peer whose hello is refused at every attempt is dead after its time,
+// for that reason, and stays so: nothing changes until it is accepted, or refused for another.
+func TestRefusedAgainAndAgain(t *testing.T) {
+	s := newSolo(t)
+	refused := func(model string) (changes []Changed) {
+		s.Connected(s.at)
+		h := testHello("b", 2)
+		h.Layout.Model = model
+		s.hello(h)
+		s.to(s.at + 300*ms)
+		return take[Changed](s)
+	}
+	c := refused("x")
+	require.Equal(t, Suspect, c[0].To)
+	for s.State() != Dead {
+		c = append(c, refused("x")...)
+	}
+	require.Len(t, c, 2)
+	require.Equal(t, c[0].Reason, c[1].Reason)
+	require.Contains(t, c[1].Reason, `model: here "m", there "x"`)
+	for range 5 {
+		require.Empty(t, refused("x"))
+	}
+	c = refused("y")
+	require.Len(t, c, 2, "%v", c)
+	require.Contains(t, c[1].Reason, `there "y"`)
+	require.Empty(t, refused("y"))
+	s.Connected(s.at)
+	s.hello(testHello("b", 2))
+	require.Equal(t, Ready, take[Changed](s)[0].To)
+	s.to(s.at + 3*time.Second)
+	c = take[Changed](s)
+	require.Contains(t, c[len(c)-1].Reason, "no byte from b", "that it is silent now")
+}
+
 // TestProtocolVersions: the highest common version wins; none is a refusal with both
 // ranges.
 // What the edge refuses ends like any refused hello: the peer hears why, and jobs that

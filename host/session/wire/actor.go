@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -208,12 +209,22 @@ func (a *actor) effect(e session.Effect) {
 }
 
 func (a *actor) logChange(e session.Changed) {
-	level := a.p.log.Info
+	args := []any{"peer", a.id, "from", e.From.String(), "to", e.To.String(), "reason", e.Reason}
 	// That this node ends a session itself is no news to worry about.
-	if !a.ended && (e.To == session.Suspect || e.To == session.Dead) {
-		level = a.p.log.Warn
+	if a.ended || e.To != session.Suspect && e.To != session.Dead {
+		a.p.log.Info("peer state changed", args...)
+		return
 	}
-	level("peer state changed", "peer", a.id, "from", e.From.String(), "to", e.To.String(), "reason", e.Reason)
+	a.p.shy.Log.Log(slog.LevelWarn, a.cause("state"), fmt.Sprint(a.id, e.To, e.Reason), "peer state changed", args...)
+}
+
+// cause is one of the log's: of each configured peer its own, of all others together one, for
+// they come, and are forgotten, and come again.
+func (a *actor) cause(what string) string {
+	if a.configured {
+		return what + " of " + a.id
+	}
+	return what
 }
 
 // send queues a message; a queue that is full ends the connection.
@@ -249,9 +260,16 @@ func (a *actor) closed(e session.Close) {
 
 // logFailure logs the first failed attempt after a session; the rest say the same.
 func (a *actor) logFailure(reason string) {
-	if a.failures++; a.failures == 1 {
-		a.p.log.Warn("no session with peer, retrying", "peer", a.id, "address", a.addr, "reason", reason)
+	if a.failures++; a.failures > 1 {
+		return
 	}
+	if a.addr == "" { // it dials, and may dial again
+		a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+reason, "no session with peer", "peer", a.id, "reason", reason)
+		return
+	}
+	l := &a.p.cfg.Limits
+	a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+reason, "no session with peer, retrying", "peer", a.id, "address", a.addr,
+		"reason", reason, "pause_from", l.RetryMin, "pause_to", l.RetryMax)
 }
 
 func (a *actor) stopDial() {
