@@ -23,6 +23,8 @@ type meeting struct {
 	holds map[string]map[tier.Key][]hold // by transfer; twice when supplied twice
 	timer *time.Timer
 	over  bool
+	// producers are those of the transfers in work: they know which chunk a key is of.
+	producers map[string]*producer
 }
 
 func newMeeting(n *Node, start time.Time, l join.Limits) *meeting {
@@ -30,7 +32,7 @@ func newMeeting(n *Node, start time.Time, l join.Limits) *meeting {
 	for i := range bytes { // a chunk keeps a whole slot, however small it is
 		bytes[i] = uint64(n.tier.StrideBytes())
 	}
-	m := &meeting{node: n, start: start, holds: map[string]map[tier.Key][]hold{}}
+	m := &meeting{node: n, start: start, holds: map[string]map[tier.Key][]hold{}, producers: map[string]*producer{}}
 	m.join = join.New(join.Config{Limits: l, ChunkBytes: bytes, Elsewhere: m.elsewhere})
 	m.timer = time.AfterFunc(time.Hour, func() { m.do(func(now time.Duration) { m.join.Tick(now) }) })
 	return m
@@ -74,6 +76,9 @@ func (m *meeting) carry(e join.Effect) {
 // logFinished says what did not meet, for a few transfers a minute: the counters have them
 // all. A transfer in which everything met is no news.
 func (m *meeting) logFinished(e *join.Finished) {
+	p := m.producers[e.Transfer]
+	delete(m.producers, e.Transfer)
+
 	level := slog.LevelDebug
 	var demanded, supplied, transferred, unmatched int
 	for _, g := range e.Groups {
@@ -83,9 +88,29 @@ func (m *meeting) logFinished(e *join.Finished) {
 	if unmatched > 0 {
 		level = slog.LevelInfo
 	}
-	m.node.faults.Log(level, "transfer", e.Transfer, "transfer finished", "transfer", e.Transfer, "leg", e.Leg,
-		"demanded", demanded, "supplied", supplied, "transferred", transferred, "unmatched", unmatched)
+	m.node.faults.Log(level, "transfer", e.Transfer, "transfer finished", "transfer", e.Transfer, "leg", e.Leg, "demanded", demanded,
+		"supplied", supplied, "transferred", transferred, "unmatched", unmatched, "not_transferred", lateText(func() string { return p.chunksText(notTransferred(e)) }))
 }
+
+// notTransferred is what of a transfer was demanded and did not come.
+func notTransferred(e *join.Finished) map[tier.Key]bool {
+	out := map[tier.Key]bool{}
+	for _, g := range e.Groups {
+		for _, k := range g.Demanded {
+			out[tier.Key(k)] = true
+		}
+		for _, k := range g.Transferred {
+			delete(out, tier.Key(k))
+		}
+	}
+	return out
+}
+
+// lateText is made only when its line is written.
+type lateText func() string
+
+// LogValue implements slog.LogValuer.
+func (t lateText) LogValue() slog.Value { return slog.StringValue(t()) }
 
 func (m *meeting) free(transfer string, key tier.Key) {
 	stack := m.holds[transfer][key]
@@ -105,12 +130,16 @@ func (m *meeting) free(transfer string, key tier.Key) {
 	}
 }
 
-// begin names a transfer and what its producer promises; nil = nothing.
-func (m *meeting) begin(transfer, leg string, p join.Promise) error {
+// begin names a producer's transfer and what it promises; nil = nothing.
+func (m *meeting) begin(p *producer, promise join.Promise) error {
 	err := errors.New("the node is closing")
 	m.do(func(now time.Duration) {
-		if err = m.join.Begin(now, transfer, leg); err == nil && p != nil {
-			err = m.join.Promised(now, transfer, p)
+		if err = m.join.Begin(now, p.transfer, p.leg); err != nil {
+			return
+		}
+		m.producers[p.transfer] = p
+		if promise != nil {
+			err = m.join.Promised(now, p.transfer, promise)
 		}
 	})
 	return err

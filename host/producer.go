@@ -105,7 +105,7 @@ func (a *attachment) beginProducer(ctx context.Context, r *enginepb.BeginRequest
 		return nil, nil, status.Errorf(codes.Internal, "plan of producer request %q: %v; compute without the tier", r.RequestId, err)
 	}
 	if p.transfer != "" {
-		if err := n.meeting.begin(p.transfer, p.leg, p.foreseen); err != nil {
+		if err := n.meeting.begin(p, p.foreseen); err != nil {
 			p.release()
 			return nil, nil, refusedTransfer(err)
 		}
@@ -623,6 +623,25 @@ func (p *producer) counts() *enginepb.FinishReply {
 	return reply
 }
 
+// chunksText names the chunks of keys, as those of the request's text as far as they are. It is
+// called after the last word, when the text does not grow any more.
+func (p *producer) chunksText(keys map[tier.Key]bool) string {
+	var found []plan.Ref
+	for g := range p.node.groups {
+		chunks := p.seq.tokens() / p.node.groups[g].chunkTokens
+		for c := range uint32(chunks) {
+			if ref := (plan.Ref{Group: g, Chunk: c}); keys[p.key(ref)] {
+				found = append(found, ref)
+			}
+		}
+	}
+	text := p.node.chunksText(found)
+	if n := len(keys) - len(found); n > 0 {
+		text = strings.TrimPrefix(fmt.Sprintf("%s; %d of another text", text, n), "; ")
+	}
+	return text
+}
+
 // release gives back everything that was not handed to the transfer.
 func (p *producer) release() {
 	for _, k := range p.chunks {
@@ -633,6 +652,7 @@ func (p *producer) release() {
 		p.node.planners.Put(p.planner)
 	}
 	p.planner, p.machine = nil, nil
+	p.tables, p.wanted, p.offered = nil, nil, nil // the meeting may keep p for the names of its chunks
 }
 
 // failure is a chunk's failure as an event names it.

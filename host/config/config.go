@@ -414,24 +414,40 @@ func (c *Config) validateAddresses() error {
 	return nil
 }
 
-// clash refuses two keys with one address. Port 0 is another one each time.
+// clash refuses two keys with one address: the same host, or one that means every address of
+// the machine. Port 0 is another one each time.
 func (c *Config) clash() error {
 	listens := []struct{ name, value string }{{"http_listen", c.HTTPListen}, {"data_listen", c.DataListen}, {"peer_listen", c.PeerListen}}
 	for i, a := range listens {
 		for _, b := range listens[:i] {
-			if p, q := address(a.value), address(b.value); p == q && !strings.HasSuffix(p, ":0") {
+			h, p := address(a.value)
+			g, q := address(b.value)
+			switch every := h == "" || g == ""; {
+			case p != q || p == 0:
+			case h == g:
 				return fmt.Errorf("%s is %s, and so is %s; give each a port of its own", a.name, a.value, b.name)
+			case every:
+				return fmt.Errorf("%s is %s and %s is %s, of which one is every address of this machine; give each a port of its own", a.name, a.value, b.name, b.value)
 			}
 		}
 	}
 	return nil
 }
 
-// address is a checked host:port with its port as a number.
-func address(hostport string) string {
-	host, port, _ := net.SplitHostPort(hostport)
-	n, _ := net.LookupPort("tcp", port)
-	return net.JoinHostPort(strings.ToLower(host), fmt.Sprint(n))
+// address is a checked host:port with its port as a number; the host is "" when it means every
+// address of the machine.
+func address(hostport string) (host string, port int) {
+	host, name, _ := net.SplitHostPort(hostport)
+	port, _ = net.LookupPort("tcp", name)
+	switch ip := net.ParseIP(host); {
+	case ip != nil && ip.IsUnspecified():
+		host = ""
+	case ip != nil:
+		host = ip.String()
+	case strings.EqualFold(host, "localhost"):
+		host = "127.0.0.1"
+	}
+	return strings.ToLower(host), port
 }
 
 func checkAdvertise(a string) error {

@@ -133,6 +133,8 @@ func TestRefusals(t *testing.T) {
 		{"deadlines out of order", minimal + "deadlines: {suspect_ms: 200}\n"},
 		{"bound too high", minimal + "bounds: {requests: 9999999}\n"},
 		{"message too small", minimal + "bounds: {message_bytes: 10}\n"},
+		{"peers and data at one address", strings.Replace(minimal, "data_listen: 127.0.0.1:7001", "data_listen: localhost:7000", 1)},
+		{"a port of every address", strings.Replace(minimal, "data_listen: 127.0.0.1:7001", "data_listen: 0.0.0.0:7000\nadvertise: a\ninsecure: true", 1)},
 		{"parked above slab", minimal + "bounds: {parked_bytes: 1048577}\n"},
 		{"peer pins above slab", minimal + "bounds: {peer_pinned_bytes: -1}\n"},
 	}
