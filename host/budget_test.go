@@ -97,6 +97,19 @@ func TestPeerBudgetIsSeen(t *testing.T) {
 	require.Zero(t, producer.peerPinnedBytes("consumer"))
 }
 
+// TestPeerBudgetHoldsTheLongestPrompt: by default a peer has half of the slab, or what one
+// longest prompt takes when that is more, but never more than the slab.
+func TestPeerBudgetHoldsTheLongestPrompt(t *testing.T) {
+	const longest = 32 + 3 // chunks of full and of the window that a prompt of 512 tokens demands
+	for slots, want := range map[int64]int64{1024: 512, 60: longest, 20: 20} {
+		n := startNode(t, "a", func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = slots*4096, slots*4096 })
+		require.Equal(t, slotBytes(want), n.peerPinnedMax.Load(), "%d slots", slots)
+		require.EqualValues(t, slotBytes(want), n.joinLimits().PeerBytesMax)
+	}
+	n := startNode(t, "a", peerBytes(slotBytes(7)))
+	require.EqualValues(t, slotBytes(7), n.joinLimits().PeerBytesMax)
+}
+
 // pinnedGauge reads tierd_peer_pinned_bytes of a peer.
 func pinnedGauge(t *testing.T, n *Node, peer string) float64 {
 	t.Helper()

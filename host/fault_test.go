@@ -248,9 +248,7 @@ func TestBitFlipOnTheWire(t *testing.T) {
 
 // TestNoRoom: all slots or none; a request that finds none computes everything itself.
 func TestNoRoom(t *testing.T) {
-	producer, consumer := pair(t, func(c *config.Config) {
-		c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 10*4096, 4096, 10*4096
-	})
+	producer, consumer := pair(t, func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = 10*4096, 4096 })
 	p, c := attach(t, producer), attach(t, consumer)
 	x := text{"a", 300}
 	p.produce("a", x, enginepb.Leg_PD)
@@ -273,9 +271,7 @@ func TestNoRoom(t *testing.T) {
 
 // TestProducerWithoutRoom: the chunks that found no slot are named on both sides.
 func TestProducerWithoutRoom(t *testing.T) {
-	producer := startNode(t, "producer", func(c *config.Config) {
-		c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 10*4096, 10*4096, 10*4096
-	})
+	producer := startNode(t, "producer", func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = 10*4096, 10*4096 })
 	consumer := startNode(t, "consumer", withPeer("producer", producer.Addresses().Peer))
 	ready(t, consumer, "producer")
 	p, c := attach(t, producer), attach(t, consumer)
@@ -627,7 +623,7 @@ func TestStartRefusals(t *testing.T) {
 	}{
 		{"no deployment", "no such file", func(c *config.Config) { c.Deployment += ".none" }},
 		{"a deployment without an end", "deployment is /dev/zero: it has more than 1048576 bytes; correct the path", func(c *config.Config) { c.Deployment = "/dev/zero" }},
-		{"slab too small", "one chunk of deployment tiny takes 4096 bytes", func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 100, 100, 100 }},
+		{"slab too small", "one chunk of deployment tiny takes 4096 bytes", func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = 100, 100 }},
 		{"port taken", "peer_listen", func(c *config.Config) { c.PeerListen = running.Addresses().Peer }},
 		{"data port taken", "data_listen", func(c *config.Config) { c.DataListen = running.Addresses().Data }},
 		{"http port taken", "http_listen", func(c *config.Config) { c.HTTPListen = running.Addresses().HTTP }},

@@ -88,9 +88,7 @@ func babble(r *rand.Rand, network, addr string, opening []byte, wrap *tls.Config
 }
 
 func withSlab(bytes int64) nodeOption {
-	return func(c *config.Config) {
-		c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = bytes, bytes/2, bytes
-	}
+	return func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = bytes, bytes/2 }
 }
 
 func descriptors(t *testing.T) int {

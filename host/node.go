@@ -95,33 +95,36 @@ type Node struct {
 	planners sync.Pool
 	closers  []func() // in reverse order of opening
 
-	deployment  []byte // the file
-	deployed    *deploy.Deployment
-	stage       atomic.Int32
-	began       time.Time
-	boot        uint64
-	faults      *limitlog.Log // lines that a fault may cause in each request
-	open        openWaits
-	hasTier     atomic.Bool  // tier is set, for status and metrics, which are read before
-	judged      atomic.Bool  // entry is set
-	opened      atomic.Bool  // so are peers, meeting and engines
-	percent     atomic.Int64 // of the check
-	tier        *tier.Primary
-	device      gpu.Device
-	metrics     *metrics.Metrics
-	meeting     *meeting
-	data        *transfer.Server
-	dataOptions transfer.Options // of clients
-	peers       *wire.Peers
-	engines     *engine.Server
-	http        *http.Server
-	httpEnded   chan struct{}
-	control     net.Listener // bound, and served once the rules are accepted
-	certs       *certFiles   // nil without TLS
-	allowed     atomic.Pointer[admit.List]
-	socket      *engine.SocketLock
-	addresses   Addresses
-	ready       atomic.Bool
+	deployment []byte // the file
+	deployed   *deploy.Deployment
+	stage      atomic.Int32
+	began      time.Time
+	boot       uint64
+	faults     *limitlog.Log // lines that a fault may cause in each request
+	open       openWaits
+	hasTier    atomic.Bool  // tier is set, for status and metrics, which are read before
+	judged     atomic.Bool  // entry is set
+	opened     atomic.Bool  // so are peers, meeting and engines
+	percent    atomic.Int64 // of the check
+	// peerPinnedMax is bounds.peer_pinned_bytes, or its default once the rules say what a
+	// longest prompt demands.
+	peerPinnedMax atomic.Int64
+	tier          *tier.Primary
+	device        gpu.Device
+	metrics       *metrics.Metrics
+	meeting       *meeting
+	data          *transfer.Server
+	dataOptions   transfer.Options // of clients
+	peers         *wire.Peers
+	engines       *engine.Server
+	http          *http.Server
+	httpEnded     chan struct{}
+	control       net.Listener // bound, and served once the rules are accepted
+	certs         *certFiles   // nil without TLS
+	allowed       atomic.Pointer[admit.List]
+	socket        *engine.SocketLock
+	addresses     Addresses
+	ready         atomic.Bool
 
 	mu         sync.Mutex
 	closing    bool
@@ -236,7 +239,7 @@ func (n *Node) limits() session.Limits {
 func (n *Node) joinLimits() join.Limits {
 	d, l := &n.cfg.Deadlines, join.DefaultLimits()
 	l.ParkedAge, l.FinishedAge = config.Millis(d.ParkedMS), config.Millis(d.FinishedMS)
-	l.ParkedBytesMax, l.PeerBytesMax = uint64(n.cfg.Bounds.ParkedBytes), uint64(n.cfg.Bounds.PeerPinnedBytes)
+	l.ParkedBytesMax, l.PeerBytesMax = uint64(n.cfg.Bounds.ParkedBytes), uint64(n.peerPinnedMax.Load())
 	return l
 }
 

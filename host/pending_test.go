@@ -150,9 +150,7 @@ func TestPendingInTheOwnTier(t *testing.T) {
 func TestAnotherRequestWritesIt(t *testing.T) {
 	alone := func(b *enginepb.BeginRequest) { b.PeerId = "" }
 	within := func(ms uint64) beginOption { return func(b *enginepb.BeginRequest) { b.DeadlineMs = ms } }
-	producer, consumer := pair(t, func(c *config.Config) {
-		c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 21*4096, 4096, 21*4096
-	})
+	producer, consumer := pair(t, func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = 21*4096, 4096 })
 	consumer.waits.pending = 150 * time.Millisecond
 	p, c := attach(t, producer), attach(t, consumer)
 	x := text{"w", 300}

@@ -263,9 +263,7 @@ func TestSmallSlab(t *testing.T) {
 		warns int
 	}{{34, 1}, {35, 0}} { // 512 tokens: 32 chunks of full, and 3 of a window of 20
 		log := &logTo{}
-		cfg := testConfig(t, "a", func(c2 *config.Config) {
-			c2.SlabBytes, c2.Bounds.ParkedBytes, c2.Bounds.PeerPinnedBytes = c.slots*4096, 4096, 4096
-		})
+		cfg := testConfig(t, "a", func(c2 *config.Config) { c2.SlabBytes, c2.Bounds.ParkedBytes = c.slots*4096, 4096 })
 		n, err := start(ctxFor(t), cfg, logInto(log), unjudged)
 		require.NoError(t, err)
 		n.Close(context.Background())

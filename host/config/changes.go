@@ -15,10 +15,8 @@ var reloaded = []string{"peers", "peer_cidrs", "log_level"}
 // format. Deadlines, bounds and tls are named by their own keys, such as bounds.engines.
 func (c *Config) Ignored(again *Config) []string {
 	a, b := *c, *again
-	for i, x := range a.Bounds.shares() {
-		if y := b.Bounds.shares()[i]; *x.value == a.SlabBytes/2 && *y.value == b.SlabBytes/2 {
-			*x.value, *y.value = 0, 0 // it follows slab_bytes
-		}
+	if a.Bounds.ParkedBytes == a.SlabBytes/2 && b.Bounds.ParkedBytes == b.SlabBytes/2 {
+		a.Bounds.ParkedBytes, b.Bounds.ParkedBytes = 0, 0 // it follows slab_bytes
 	}
 	return differences(nil, "", reflect.ValueOf(a), reflect.ValueOf(b))
 }

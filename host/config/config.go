@@ -135,8 +135,9 @@ type Bounds struct {
 	// Half of slab_bytes.
 	ParkedBytes int64 `yaml:"parked_bytes"`
 	// PeerPinnedBytes that the demands of one peer may keep from being reused: what is bound
-	// to them, and what the tier holds of them. A chunk over it is refused. Half of
-	// slab_bytes, so that one peer leaves room for this node's requests and for other peers.
+	// to them, and what the tier holds of them, a slot for each chunk. A chunk over it is
+	// refused. 0 is half of slab_bytes, so that one peer leaves room for this node's requests
+	// and for other peers, or what one longest prompt of the deployment takes if that is more.
 	PeerPinnedBytes int64 `yaml:"peer_pinned_bytes"`
 	// Sessions with peers. 64.
 	Sessions int64 `yaml:"sessions"`
@@ -258,10 +259,8 @@ func (c *Config) fillZeros() {
 	if len(c.CertificateKeys) == 0 {
 		c.CertificateKeys = nil // [] is none, too
 	}
-	for _, f := range c.Bounds.shares() {
-		if *f.value == 0 {
-			*f.value = c.SlabBytes / 2
-		}
+	if c.Bounds.ParkedBytes == 0 {
+		c.Bounds.ParkedBytes = c.SlabBytes / 2
 	}
 	for _, s := range []struct{ at, or *string }{
 		{&c.HTTPListen, &d.HTTPListen}, {&c.SlabDir, &d.SlabDir}, {&c.LogLevel, &d.LogLevel},
@@ -302,12 +301,8 @@ func (d *Deadlines) fields() []field {
 	}
 }
 
-// shares are parts of the slab; 0 means half of it.
-func (b *Bounds) shares() []field {
-	return []field{{"parked_bytes", &b.ParkedBytes}, {"peer_pinned_bytes", &b.PeerPinnedBytes}}
-}
-
-// fields are the counts; those of shares follow slab_bytes and are not among them.
+// fields are the counts; parked_bytes and peer_pinned_bytes follow slab_bytes and are not among
+// them.
 func (b *Bounds) fields() []field {
 	return []field{
 		{"engines", &b.Engines}, {"requests", &b.Requests}, {"sessions", &b.Sessions}, {"message_bytes", &b.MessageBytes},
@@ -587,10 +582,11 @@ func (c *Config) validateNumbers() error {
 			return fmt.Errorf("bounds.%s is %d; it must be %d to %d", f.name, *f.value, lo, hi)
 		}
 	}
-	for _, f := range b.shares() {
-		if *f.value < 1 || *f.value > c.SlabBytes {
-			return fmt.Errorf("bounds.%s is %d; it must be 1 to slab_bytes, %d; 0 means half of that", f.name, *f.value, c.SlabBytes)
-		}
+	if b.ParkedBytes < 1 || b.ParkedBytes > c.SlabBytes {
+		return fmt.Errorf("bounds.parked_bytes is %d; it must be 1 to slab_bytes, %d; 0 means half of that", b.ParkedBytes, c.SlabBytes)
+	}
+	if b.PeerPinnedBytes < 0 || b.PeerPinnedBytes > c.SlabBytes {
+		return fmt.Errorf("bounds.peer_pinned_bytes is %d; it must be 1 to slab_bytes, %d; 0 means half of that, or what one longest prompt takes", b.PeerPinnedBytes, c.SlabBytes)
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ func TestMinimalHasEveryDefault(t *testing.T) {
 	require.Equal(t, "127.0.0.1:9470", c.HTTPListen)
 	require.Equal(t, "/dev/shm", c.SlabDir)
 	require.Equal(t, int64(1048576/2), c.Bounds.ParkedBytes)
-	require.Equal(t, int64(1048576/2), c.Bounds.PeerPinnedBytes)
+	require.Zero(t, c.Bounds.PeerPinnedBytes, "it follows the deployment, too")
 	require.Equal(t, d.Bounds.MessageBytes, c.Bounds.MessageBytes)
 	level, err := c.Level()
 	require.NoError(t, err)
@@ -245,7 +245,7 @@ func TestExampleHasEveryKeyAndDefault(t *testing.T) {
 	// What has no default stands as it is.
 	want.NodeID, want.StateDir, want.EngineSocket, want.Deployment = c.NodeID, c.StateDir, c.EngineSocket, c.Deployment
 	want.PeerListen, want.DataListen, want.SlabBytes, want.Peers = c.PeerListen, c.DataListen, c.SlabBytes, c.Peers
-	want.Bounds.ParkedBytes, want.Bounds.PeerPinnedBytes = c.SlabBytes/2, c.SlabBytes/2
+	want.Bounds.ParkedBytes = c.SlabBytes / 2
 	require.Equal(t, want, *c)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
