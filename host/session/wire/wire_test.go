@@ -351,3 +351,47 @@ func TestSessionsMax(t *testing.T) {
 		require.Len(t, a.peers.Status(), 2, "the others took the room")
 	})
 }
+
+// TestBoundsOfAnActor: while an actor is held up, new jobs for it are refused beyond a bound, words
+// on jobs in work are not, and of what the peer sends only a few messages are read: the rest
+// stays in its own connection.
+func TestBoundsOfAnActor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.close()
+		b := c.start("b")
+		a := c.start("a", "b")
+		time.Sleep(100 * ms)
+		x, err := a.peers.find("b")
+		require.NoError(t, err)
+		y, err := b.peers.find("a")
+		require.NoError(t, err)
+		hold := make(chan struct{})
+		require.NoError(t, x.post(func(time.Duration) { <-hold }, false))
+		synctest.Wait()
+		ran := 0
+		for range mailboxMax {
+			require.NoError(t, x.post(func(time.Duration) { ran++ }, true))
+		}
+		_, err = a.peers.Lookup(t.Context(), "b", "r", keys(1))
+		require.ErrorIs(t, err, ErrBusy)
+		_, err = a.peers.Demand(t.Context(), "b", demandOf(1))
+		require.ErrorIs(t, err, ErrBusy)
+		require.NoError(t, x.post(func(time.Duration) { ran++ }, false), "a word")
+
+		require.NoError(t, y.post(func(now time.Duration) {
+			for range 1000 {
+				y.core.Release(now, y.core.Lookup(now, "r", keys(1), 1))
+			}
+		}, false))
+		synctest.Wait()
+		require.Len(t, x.conn.unread, unreadMax)
+		close(hold)
+		synctest.Wait()
+		require.Equal(t, mailboxMax+1, ran)
+		time.Sleep(time.Second)
+		require.Equal(t, session.Ready, state(a, "b"))
+		_, err = a.peers.Lookup(t.Context(), "b", "r", keys(1))
+		require.NoError(t, err)
+	})
+}
