@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
@@ -161,7 +162,7 @@ func TestARuleFailsAtRunTime(t *testing.T) {
 		long, short := text{"l" + leg.String(), 120}, text{"l" + leg.String(), 100}
 		q, _ = p.beginProducer("l"+id, short, leg)
 		r = c.beginConsumer("l"+id, long, leg)
-		jobsOf(t, producer, 1)
+		require.Eventually(t, func() bool { return producer.meeting.status().Jobs > 0 }, 30*time.Second, time.Millisecond) // in leg demand a second one may follow
 		job := q.step(100, 0)
 		producerReach.Store(true)
 		m := &enginepb.StoreRequest{RequestId: "l" + id, ComputedTokens: 112, MoreHashes: append(append(long.hash(25), long.hash(26)...), long.hash(27)...)}
