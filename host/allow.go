@@ -48,7 +48,10 @@ func (n *Node) dialOptions(peer, address string) transfer.Options {
 	o.Reach = func(ip netip.Addr) error {
 		ctx, cancel := context.WithTimeout(n.life, n.waits.connect)
 		defer cancel()
-		return n.allowed.Load().Dial(ctx, net.DefaultResolver, peer, address, near)(ip)
+		if err := n.allowed.Load().Dial(ctx, net.DefaultResolver, peer, address, near)(ip); err != nil {
+			return &refusedAddress{err}
+		}
+		return nil
 	}
 	if n.certs != nil {
 		o.TLS = n.certs.client(func(s tls.ConnectionState) error { return n.verifyNode(peer, s) })

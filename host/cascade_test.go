@@ -88,7 +88,7 @@ func dropsPending() supplier {
 		for i := range todo {
 			todo[i].copies = slices.DeleteFunc(todo[i].copies, func(c copyWork) bool { return c.Promised && pending(c.Ref) })
 		}
-		p.run(todo)
+		p.run(todo, true)
 		return nil
 	}
 }

@@ -31,6 +31,8 @@ func failureOf(r session.Result) failure {
 			return failure{metrics.CauseEvicted, detail}
 		case sessionpb.Reason_REASON_NO_ROOM:
 			return failure{metrics.CauseNoRoom, detail}
+		case sessionpb.Reason_REASON_BUSY: // as its consumer counts it
+			return failure{metrics.CauseRefused, detail}
 		}
 		return failure{metrics.CauseUnmatched, detail}
 	case session.Checksum:

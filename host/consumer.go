@@ -325,7 +325,7 @@ func (c *consumer) lookupPeer(ctx context.Context, peer string, ask []plan.Ref, 
 	n := c.node
 	began := time.Now()
 	defer n.open.begin(metrics.WaitLookup)()
-	pieces := slices.Collect(slices.Chunk(ask, n.keysMax))
+	pieces := slices.Collect(slices.Chunk(ask, n.peers.KeysMax(peer)))
 	answers, errs := make([]abi.States, len(pieces)), make([]error, len(pieces))
 	var wg sync.WaitGroup
 	for i, piece := range pieces {
@@ -428,7 +428,7 @@ func (c *consumer) fetch(peer string, missing []*want) {
 		}
 		return
 	}
-	for piece := range slices.Chunk(missing, c.node.keysMax) {
+	for piece := range slices.Chunk(missing, c.node.peers.KeysMax(peer)) {
 		c.demand(peer, piece)
 	}
 }

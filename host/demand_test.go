@@ -357,13 +357,15 @@ func TestDefaultsAreTheTableOfWaits(t *testing.T) {
 	n := &Node{cfg: &config.Config{Deadlines: d, Bounds: config.Defaults().Bounds}, waits: waitsOf(&d)}
 	require.Equal(t, session.DefaultLimits(), n.limits())
 	j, shipped := n.joinLimits(), join.DefaultLimits()
-	shipped.ParkedBytesMax = j.ParkedBytesMax // follows slab_bytes
+	shipped.ParkedBytesMax, shipped.PeerBytesMax = j.ParkedBytesMax, j.PeerBytesMax // they follow slab_bytes
 	require.Equal(t, shipped, j)
 	require.Equal(t, 2*time.Second+time.Second, n.pendingLimit(200e6))
+	n.cfg.Bounds.MessageBytes = config.MessageBytesMin
+	require.GreaterOrEqual(t, n.limits().KeysMax, session.KeysMin, "what every node takes in one message")
 }
 
 // TestLateDemandOfAFinishedTransfer: the id of a transfer of which everything is gone is
-// remembered, and a demand for it is answered at once.
+// remembered, and a demand for it is answered at once; in leg demand, with what is in the tier.
 func TestLateDemandOfAFinishedTransfer(t *testing.T) {
 	for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_DEMAND} {
 		producer := startNode(t, "producer", func(c *config.Config) { c.Deadlines.ParkedMS = 20 })
@@ -375,9 +377,13 @@ func TestLateDemandOfAFinishedTransfer(t *testing.T) {
 		require.Eventually(t, func() bool { return producer.meeting.status().Finished == 1 }, 30*time.Second, time.Millisecond)
 		r := c.beginConsumer("a", x, leg)
 		ev := r.load()
-		require.Zero(t, ev.ResumeTokens)
-		require.Equal(t, map[string]int{"unmatched": len(ev.Failures)}, causes(ev))
-		require.Contains(t, ev.Failures[0].Detail, session.ReasonText(sessionpb.Reason_REASON_FINISHED))
+		if leg == enginepb.Leg_DEMAND {
+			hit(t, r, ev)
+		} else {
+			require.Zero(t, ev.ResumeTokens)
+			require.Equal(t, map[string]int{"unmatched": len(ev.Failures)}, causes(ev))
+			require.Contains(t, ev.Failures[0].Detail, session.ReasonText(sessionpb.Reason_REASON_FINISHED))
+		}
 		r.finish()
 		clean(t, producer, consumer)
 	}

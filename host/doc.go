@@ -57,7 +57,11 @@
 // # Who holds what
 //
 // Every pin has an owner: "request" a consumer, "produce" a producer and the supply
-// that it has offered, "peer" a peer's demand in leg probe. A chunk that another
-// request is just writing is not waited for on the producer's side: it is kept a
-// second time, in a slot without a key, until somebody is done with it.
+// that it has offered, "peer" a peer's demand in leg probe, and in leg demand what
+// the tier holds beside the transfer's supply. A chunk that another request is just writing
+// is not waited for on the producer's side: it is kept a second time, in a slot without a
+// key, until somebody is done with it.
+//
+// What the demands of one peer keep from being reused, pinned for them or bound to them, is
+// bounded in bytes; see "What bounds a peer?" in RATIONALE.md.
 package host

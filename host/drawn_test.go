@@ -209,11 +209,12 @@ func drawWorld(t *testing.T, seed uint64) *drawnWorld {
 	kind := (seed - 1) % runKinds
 	w := &drawnWorld{t: t, seed: seed, rnd: r, d: drawDeployment(r), faults: kind == runFaults || kind == runBoth, tight: kind == runRoom || kind == runBoth}
 	slots, share := int64(20+r.IntN(200)), int64(1+r.IntN(3))
+	peerShare := 1 + int64(seed%4) // a peer's budget; from the seed, so that the rest stays as it was
 	options := func(c *config.Config) {
 		c.Deployment = filepath.Join(filepath.Dir(c.EngineSocket), "drawn.yaml")
 		require.NoError(t, os.WriteFile(c.Deployment, []byte(w.d.yaml), 0o600))
 		if c.SlabBytes = 64 << 20; w.tight {
-			c.SlabBytes, c.Bounds.ParkedBytes = 4096*slots, 4096*slots/share
+			c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = 4096*slots, 4096*slots/share, 4096*slots/peerShare
 		}
 		if w.faults {
 			c.Deadlines.RequestMS = drawnRequestMS

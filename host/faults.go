@@ -91,6 +91,16 @@ func (n *Node) tellWrong(place, peer string, key tier.Key, err error, args ...an
 	n.faults.Log(slog.LevelError, "checksum-"+place, key.String(), msg, append(args, "peer", peer, "key", key, "error", err)...)
 }
 
+// tellOverBudget writes that chunks are refused because a peer's budget is used up, once a
+// minute and peer; the counters have them all.
+func (n *Node) tellOverBudget(peer string, refused []session.Refusal) {
+	for i := range refused {
+		if r := &refused[i]; r.Reason == sessionpb.Reason_REASON_BUSY && r.Text != "" {
+			n.faults.Log(slog.LevelWarn, "peer-budget", peer, "chunks that a peer demands are refused", "peer", peer, "chunks", len(r.Indices), "detail", r.Text)
+		}
+	}
+}
+
 // rangesMax bounds the ranges of one line: more say nothing new.
 const rangesMax = 16
 

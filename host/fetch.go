@@ -97,7 +97,7 @@ func (n *Node) link(peer string) *link {
 
 // connectData dials until it succeeds or the session is another one.
 func (n *Node) connectData(peer, address string, token transfer.Token, number uint64) {
-	for {
+	for pause := dataRetry; ; pause = min(2*pause, dataRetryMax) {
 		ctx, cancel := context.WithTimeout(n.life, n.waits.connect)
 		c, err := transfer.Dial(ctx, address, token, transfer.DefaultLanes, &sink{node: n, peer: peer}, n.dialOptions(peer, address))
 		cancel()
@@ -118,17 +118,32 @@ func (n *Node) connectData(peer, address string, token transfer.Token, number ui
 		case !current:
 			return
 		}
-		n.faults.Log(slog.LevelWarn, "data-connection", peer, "no data connection to peer, retrying", "peer", peer, "address", address, "error", err)
+		var refused *refusedAddress
+		if errors.As(err, &refused) {
+			pause = dataRefusedRetry
+		}
+		n.faults.Log(slog.LevelWarn, "data-connection", peer, "no data connection to peer, retrying", "peer", peer, "address", address, "error", err, "pause", pause)
 		select {
 		case <-n.life.Done():
 			return
-		case <-time.After(dataRetry):
+		case <-time.After(pause):
 		}
 	}
 }
 
-// dataRetry is the pause between two tries to get any data connection.
-const dataRetry = 500 * time.Millisecond
+// Pauses between two tries to get any data connection. They double from dataRetry to
+// dataRetryMax, which is short enough for a port that comes back. An address that this node's
+// own configuration refuses stays refused until that, or what its name means, is changed.
+const (
+	dataRetry        = 500 * time.Millisecond
+	dataRetryMax     = 2 * time.Second
+	dataRefusedRetry = 10 * time.Second
+)
+
+// refusedAddress is the error for a data address that this node may not connect to.
+type refusedAddress struct{ error }
+
+func (r *refusedAddress) Unwrap() error { return r.error }
 
 // watchData tells the session when a client has ended by itself.
 func (n *Node) watchData(peer string, c *transfer.Client, number uint64) {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/engine/enginepb"
 )
 
@@ -229,19 +230,39 @@ func TestTwoConsumersShareAPrefix(t *testing.T) {
 	clean(t, producer, consumer)
 }
 
-// TestMoreKeysThanAMessageTakes: demands and lookups go in several messages.
+// TestMoreKeysThanAMessageTakes: demands and lookups go in several messages, as large as the
+// side with the smaller message_bytes takes them, whichever that is.
 func TestMoreKeysThanAMessageTakes(t *testing.T) {
-	producer, consumer := pair(t)
-	consumer.keysMax = 4
-	p, c := attach(t, producer), attach(t, consumer)
-	for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_PROBE} {
-		x := text{leg.String(), 300}
-		p.produce(leg.String(), x, leg)
-		r := c.beginConsumer(leg.String(), x, leg)
-		hit(t, r, r.load())
-		require.Equal(t, uint64(18), r.finish().Groups[1].Transferred)
+	few := func(c *config.Config) { c.Bounds.MessageBytes = 8192 + 4*67 } // room for 4 keys; see limits
+	none := func(*config.Config) {}
+	for name, o := range map[string][2]nodeOption{"producer": {few, none}, "consumer": {none, few}, "both": {few, few}} {
+		t.Run(name, func(t *testing.T) {
+			producer := startChanged(t, "producer", o[0])
+			consumer := startChanged(t, "consumer", o[1], withPeer("producer", producer.Addresses().Peer))
+			ready(t, consumer, "producer")
+			require.Equal(t, 4, consumer.peers.KeysMax("producer"))
+			p, c := attach(t, producer), attach(t, consumer)
+			for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_DEMAND, enginepb.Leg_PROBE} {
+				c.fresh()
+				p.fresh()
+				x := text{leg.String(), 300}
+				p.produce(leg.String(), x, leg)
+				r := c.beginConsumer(leg.String(), x, leg)
+				hit(t, r, r.load())
+				require.Equal(t, uint64(18), r.finish().Groups[1].Transferred)
+			}
+			clean(t, producer, consumer)
+		})
 	}
-	clean(t, producer, consumer)
+}
+
+// startChanged starts a node whose configuration is changed after it was validated: with
+// bounds below those that are allowed.
+func startChanged(t *testing.T, id string, change nodeOption, options ...nodeOption) *Node {
+	t.Helper()
+	cfg := testConfig(t, id, options...)
+	change(cfg)
+	return startWith(t, cfg, unjudged, &logTo{})
 }
 
 // TestTwoProducersOfOnePrompt: both write the same keys at the same time, and both

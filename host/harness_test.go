@@ -168,7 +168,12 @@ func startJudged(t *testing.T, id string, judge registrar, options ...nodeOption
 
 func startLogged(t *testing.T, id string, judge registrar, log *logTo, options ...nodeOption) *Node {
 	t.Helper()
-	cfg := testConfig(t, id, options...)
+	return startWith(t, testConfig(t, id, options...), judge, log)
+}
+
+func startWith(t *testing.T, cfg *config.Config, judge registrar, log *logTo) *Node {
+	t.Helper()
+	id := cfg.NodeID
 	n, err := start(ctxFor(t), cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), judge)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -227,10 +232,10 @@ func clean(t *testing.T, nodes ...*Node) {
 }
 
 func (n *Node) idle(why *string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.meeting.mu.Lock()
 	defer n.meeting.mu.Unlock()
+	n.mu.Lock() // after the meeting's, as in meeting.elsewhere
+	defer n.mu.Unlock()
 	s := n.tier.Snapshot()
 	held, private := 0, 0
 	for _, keys := range n.meeting.holds {
@@ -558,7 +563,7 @@ func counter(n *Node, name string, labels ...string) float64 {
 	vec := map[string]*prometheus.CounterVec{
 		"transferred": n.metrics.Transferred, "demanded": n.metrics.Demanded, "supplied": n.metrics.Supplied,
 		"unmatched": n.metrics.Unmatched, "checksum": n.metrics.Checksum, "no_room": n.metrics.NoRoom, "requests": n.metrics.Requests,
-		"waits": n.metrics.Waits, "parked_freed": n.metrics.ParkedFreed,
+		"waits": n.metrics.Waits, "parked_freed": n.metrics.ParkedFreed, "peer_ended": n.metrics.PeerEnded,
 	}[name]
 	var m dto.Metric
 	if err := vec.WithLabelValues(labels...).Write(&m); err != nil {

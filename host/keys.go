@@ -44,6 +44,9 @@ func (s *sequence) key(group int, chunkTokens uint64, chunk uint32) tier.Key {
 	return tier.MakeKey(s.tenant, s.hashes[last*s.hashBytes:(last+1)*s.hashBytes], uint32(group))
 }
 
+// tokens is how far the text's hashes are known.
+func (s *sequence) tokens() uint64 { return uint64(len(s.hashes)/s.hashBytes) * s.hashTokens }
+
 // refs lists the bits of per-group sets, group by group, by rising chunk.
 func refs(sets []abi.Bitmap) []plan.Ref {
 	var out []plan.Ref

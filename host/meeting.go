@@ -8,6 +8,7 @@ import (
 
 	"github.com/tierd/tierd/host/join"
 	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
 	"github.com/tierd/tierd/host/tier"
 )
 
@@ -22,14 +23,17 @@ type meeting struct {
 	holds map[string]map[tier.Key][]hold // by transfer; twice when supplied twice
 	timer *time.Timer
 	over  bool
+	// producers are those of the transfers in work: they know which chunk a key is of.
+	producers map[string]*producer
 }
 
 func newMeeting(n *Node, start time.Time, l join.Limits) *meeting {
 	bytes := make([]uint64, len(n.groups))
-	for i := range n.groups {
-		bytes[i] = uint64(n.groups[i].chunkBytes)
+	for i := range bytes { // a chunk keeps a whole slot, however small it is
+		bytes[i] = uint64(n.tier.StrideBytes())
 	}
-	m := &meeting{node: n, start: start, join: join.New(join.Config{Limits: l, ChunkBytes: bytes}), holds: map[string]map[tier.Key][]hold{}}
+	m := &meeting{node: n, start: start, holds: map[string]map[tier.Key][]hold{}, producers: map[string]*producer{}}
+	m.join = join.New(join.Config{Limits: l, ChunkBytes: bytes, Elsewhere: m.elsewhere})
 	m.timer = time.AfterFunc(time.Hour, func() { m.do(func(now time.Duration) { m.join.Tick(now) }) })
 	return m
 }
@@ -56,6 +60,7 @@ func (m *meeting) do(command func(now time.Duration)) {
 func (m *meeting) carry(e join.Effect) {
 	switch e := e.(type) {
 	case join.Answer:
+		m.node.tellOverBudget(e.Peer, e.Answer.Refused)
 		m.node.peers.Answer(e.Peer, e.Job, e.Answer)
 	case join.Free:
 		m.free(e.Transfer, tier.Key(e.Key))
@@ -71,6 +76,9 @@ func (m *meeting) carry(e join.Effect) {
 // logFinished says what did not meet, for a few transfers a minute: the counters have them
 // all. A transfer in which everything met is no news.
 func (m *meeting) logFinished(e *join.Finished) {
+	p := m.producers[e.Transfer]
+	delete(m.producers, e.Transfer)
+
 	level := slog.LevelDebug
 	var demanded, supplied, transferred, unmatched int
 	for _, g := range e.Groups {
@@ -80,9 +88,29 @@ func (m *meeting) logFinished(e *join.Finished) {
 	if unmatched > 0 {
 		level = slog.LevelInfo
 	}
-	m.node.faults.Log(level, "transfer", e.Transfer, "transfer finished", "transfer", e.Transfer, "leg", e.Leg,
-		"demanded", demanded, "supplied", supplied, "transferred", transferred, "unmatched", unmatched)
+	m.node.faults.Log(level, "transfer", e.Transfer, "transfer finished", "transfer", e.Transfer, "leg", e.Leg, "demanded", demanded,
+		"supplied", supplied, "transferred", transferred, "unmatched", unmatched, "not_transferred", lateText(func() string { return p.chunksText(notTransferred(e)) }))
 }
+
+// notTransferred is what of a transfer was demanded and did not come.
+func notTransferred(e *join.Finished) map[tier.Key]bool {
+	out := map[tier.Key]bool{}
+	for _, g := range e.Groups {
+		for _, k := range g.Demanded {
+			out[tier.Key(k)] = true
+		}
+		for _, k := range g.Transferred {
+			delete(out, tier.Key(k))
+		}
+	}
+	return out
+}
+
+// lateText is made only when its line is written.
+type lateText func() string
+
+// LogValue implements slog.LogValuer.
+func (t lateText) LogValue() slog.Value { return slog.StringValue(t()) }
 
 func (m *meeting) free(transfer string, key tier.Key) {
 	stack := m.holds[transfer][key]
@@ -102,12 +130,16 @@ func (m *meeting) free(transfer string, key tier.Key) {
 	}
 }
 
-// begin names a transfer and what its producer promises; nil = nothing.
-func (m *meeting) begin(transfer, leg string, p join.Promise) error {
+// begin names a producer's transfer and what it promises; nil = nothing.
+func (m *meeting) begin(p *producer, promise join.Promise) error {
 	err := errors.New("the node is closing")
 	m.do(func(now time.Duration) {
-		if err = m.join.Begin(now, transfer, leg); err == nil && p != nil {
-			err = m.join.Promised(now, transfer, p)
+		if err = m.join.Begin(now, p.transfer, p.leg); err != nil {
+			return
+		}
+		m.producers[p.transfer] = p
+		if promise != nil {
+			err = m.join.Promised(now, p.transfer, promise)
 		}
 	})
 	return err
@@ -161,6 +193,53 @@ func (m *meeting) demand(peer string, j session.Job) {
 
 func (m *meeting) jobEnded(peer string, id session.JobID, results []session.Result) {
 	m.do(func(now time.Duration) { m.join.JobEnded(now, peer, id, results) })
+}
+
+// reserve takes what the tier holds for a peer out of its budget, key by key: fits says which
+// have room, and refused is the answer for the others.
+func (m *meeting) reserve(peer string, keys []session.Key) (fits []bool, refused session.Refusal) {
+	fits = make([]bool, len(keys))
+	m.do(func(time.Duration) {
+		for i := range keys {
+			fits[i] = m.join.Reserve(peer, &keys[i])
+		}
+		refused = session.Refusal{Reason: sessionpb.Reason_REASON_BUSY, Text: m.join.OverBudget()}
+	})
+	return fits, refused
+}
+
+// giveBack ends what reserve took.
+func (m *meeting) giveBack(peer string, keys []session.Key) {
+	m.do(func(time.Duration) {
+		for i := range keys {
+			m.join.Return(peer, &keys[i])
+		}
+	})
+}
+
+func (m *meeting) peerBytes(peer string) (n uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.join.PeerBytes(peer)
+}
+
+// elsewhere is join.Config.Elsewhere: a key of leg demand that the transfer does not supply
+// and the tier holds all the same is pinned for the job. It runs under m.mu.
+func (m *meeting) elsewhere(peer string, job session.JobID, i int, k *session.Key) bool {
+	v := m.node.serving(peer, job)
+	if v == nil {
+		return false // the job ends just now
+	}
+	refs, found := m.node.tier.Pin(v.owner, []tier.Key{tier.Key(*k)})
+	if found[0] != tier.Readable {
+		return false
+	}
+	if !m.join.Reserve(peer, k) {
+		_ = m.node.tier.Unpin(refs[0]) // only ErrNotPinned, when the owner was released
+		return false
+	}
+	v.keep(uint32(i), pinned(refs[0]))
+	return true
 }
 
 // withRoom takes slots for a request. When the tier has none left, the oldest supply

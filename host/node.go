@@ -81,14 +81,13 @@ type Addresses struct {
 
 // A Node is one running daemon.
 type Node struct {
-	cfg     *config.Config
-	log     *slog.Logger
-	judge   registrar
-	entry   *registry.Entry
-	model   plan.Model
-	groups  []geometry
-	waits   waits
-	keysMax int
+	cfg    *config.Config
+	log    *slog.Logger
+	judge  registrar
+	entry  *registry.Entry
+	model  plan.Model
+	groups []geometry
+	waits  waits
 
 	life     context.Context // ends when the node is closed
 	end      context.CancelFunc
@@ -96,33 +95,36 @@ type Node struct {
 	planners sync.Pool
 	closers  []func() // in reverse order of opening
 
-	deployment  []byte // the file
-	deployed    *deploy.Deployment
-	stage       atomic.Int32
-	began       time.Time
-	boot        uint64
-	faults      *limitlog.Log // lines that a fault may cause in each request
-	open        openWaits
-	hasTier     atomic.Bool  // tier is set, for status and metrics, which are read before
-	judged      atomic.Bool  // entry is set
-	opened      atomic.Bool  // so are peers, meeting and engines
-	percent     atomic.Int64 // of the check
-	tier        *tier.Primary
-	device      gpu.Device
-	metrics     *metrics.Metrics
-	meeting     *meeting
-	data        *transfer.Server
-	dataOptions transfer.Options // of clients
-	peers       *wire.Peers
-	engines     *engine.Server
-	http        *http.Server
-	httpEnded   chan struct{}
-	control     net.Listener // bound, and served once the rules are accepted
-	certs       *certFiles   // nil without TLS
-	allowed     atomic.Pointer[admit.List]
-	socket      *engine.SocketLock
-	addresses   Addresses
-	ready       atomic.Bool
+	deployment []byte // the file
+	deployed   *deploy.Deployment
+	stage      atomic.Int32
+	began      time.Time
+	boot       uint64
+	faults     *limitlog.Log // lines that a fault may cause in each request
+	open       openWaits
+	hasTier    atomic.Bool  // tier is set, for status and metrics, which are read before
+	judged     atomic.Bool  // entry is set
+	opened     atomic.Bool  // so are peers, meeting and engines
+	percent    atomic.Int64 // of the check
+	// peerPinnedMax is bounds.peer_pinned_bytes, or its default once the rules say what a
+	// longest prompt demands.
+	peerPinnedMax atomic.Int64
+	tier          *tier.Primary
+	device        gpu.Device
+	metrics       *metrics.Metrics
+	meeting       *meeting
+	data          *transfer.Server
+	dataOptions   transfer.Options // of clients
+	peers         *wire.Peers
+	engines       *engine.Server
+	http          *http.Server
+	httpEnded     chan struct{}
+	control       net.Listener // bound, and served once the rules are accepted
+	certs         *certFiles   // nil without TLS
+	allowed       atomic.Pointer[admit.List]
+	socket        *engine.SocketLock
+	addresses     Addresses
+	ready         atomic.Bool
 
 	mu         sync.Mutex
 	closing    bool
@@ -172,7 +174,7 @@ func (n *Node) openMetrics() {
 	}
 	n.metrics = metrics.New(names, allLegs)
 	n.metrics.Register(metrics.Tier{Snapshot: n.tierSnapshot, Owners: owners})
-	n.metrics.Register(metrics.Peers{Status: n.peersStatus, Legs: allLegs, Allowed: func(s *wire.PeerStatus, leg string) bool { return n.legRefused(s, leg) == "" }})
+	n.metrics.Register(metrics.Peers{Status: n.peersStatus, Legs: allLegs, Allowed: func(s *wire.PeerStatus, leg string) bool { return n.legRefused(s, leg) == "" }, PinnedBytes: n.peerPinnedBytes})
 	n.metrics.Register(metrics.OpenWaits(n.open.of))
 	b := build.This()
 	n.metrics.Register(metrics.Info{Version: b.String(), Go: b.Go, Verdict: n.verdictInfo})
@@ -199,6 +201,14 @@ func (n *Node) counts() (engines, requests int) {
 		return n.engines.Counts()
 	}
 	return 0, 0
+}
+
+// peerPinnedBytes is what a peer's demands keep here from being reused.
+func (n *Node) peerPinnedBytes(peer string) uint64 {
+	if n.opened.Load() {
+		return n.meeting.peerBytes(peer)
+	}
+	return 0
 }
 
 func (n *Node) meetingStatus() (s join.Status) {
@@ -229,7 +239,7 @@ func (n *Node) limits() session.Limits {
 func (n *Node) joinLimits() join.Limits {
 	d, l := &n.cfg.Deadlines, join.DefaultLimits()
 	l.ParkedAge, l.FinishedAge = config.Millis(d.ParkedMS), config.Millis(d.FinishedMS)
-	l.ParkedBytesMax = uint64(n.cfg.Bounds.ParkedBytes)
+	l.ParkedBytesMax, l.PeerBytesMax = uint64(n.cfg.Bounds.ParkedBytes), uint64(n.peerPinnedMax.Load())
 	return l
 }
 
@@ -237,7 +247,6 @@ func (n *Node) joinLimits() join.Limits {
 // dial the peers.
 func (n *Node) openPeers(context.Context) error {
 	l := n.limits()
-	n.keysMax = l.KeysMax
 	n.meeting = newMeeting(n, time.Now(), n.joinLimits())
 	n.onClose(n.meeting.close)
 	n.onClose(func() { _ = n.data.Close() }) // before the meeting lets go what is being pushed

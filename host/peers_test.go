@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -223,4 +224,32 @@ func TestThreeNodes(t *testing.T) {
 		r.finish()
 	}
 	clean(t, producer, consumer, third)
+}
+
+// TestARefusedPeerThatKeepsDialing: a peer whose hello is refused dials again and again, and is
+// forgotten and known anew; the log of both sides has each fault once, with both values.
+func TestARefusedPeerThatKeepsDialing(t *testing.T) {
+	brisk := func(c *config.Config) {
+		d := &c.Deadlines
+		d.RetryMS, d.RetryMaxMS, d.ConnectMS, d.PingMS, d.SuspectMS, d.DeadMS = 5, 10, 1000, 20, 100, 150
+	}
+	pLog, cLog := &logTo{}, &logTo{}
+	producer := startLogged(t, "producer", unjudged, pLog, brisk)
+	consumer := startLogged(t, "consumer", unjudged, cLog, brisk, withPeer("producer", producer.Addresses().Peer),
+		withDeployment(strings.ReplaceAll(deployment, "chunk_blocks: 4", "chunk_blocks: 8")))
+	// The producer knows the consumer only while it dials: it forgets it, and meets it again.
+	for range 3 {
+		require.Eventually(t, func() bool { return len(producer.peers.Status()) == 1 }, 30*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return len(producer.peers.Status()) == 0 }, 30*time.Second, 100*time.Microsecond)
+	}
+	for _, log := range []*logTo{pLog, cLog} {
+		warned := strings.Count(log.String(), "level=WARN msg=\"peer state changed\"") + strings.Count(log.String(), "level=WARN msg=\"no session with peer")
+		require.Positive(t, warned)
+		require.LessOrEqual(t, warned, 6, log.String()) // suspect, dead and no session, each for at most two reasons
+		require.Contains(t, log.String(), "layouts differ, so bytes cannot be exchanged")
+	}
+	require.Contains(t, cLog.String(), "pause_from=5ms pause_to=10ms")
+	for _, s := range consumer.Status().Peers {
+		require.Contains(t, s.Reason, "layouts differ", "not that it is silent: %s", s.State)
+	}
 }

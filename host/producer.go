@@ -1,11 +1,13 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
@@ -43,8 +45,14 @@ type producer struct {
 	pooled  bool
 	machine *plan.Machine
 	seq     sequence
+	prompt  uint64              // tokens
 	tables  []map[uint32]uint32 // per group: logical block -> block of the region
-	broken  error               // a rule failed: the machine is of no use any more
+
+	// Of Store and the jobs: how many of them are accepted and have not ended, and why the
+	// machine is of no use any more, when a rule has failed.
+	mu     sync.Mutex
+	inWork int
+	broken error
 
 	// Of the jobs, and of Finish, which runs after the last job.
 	chunks   map[plan.Ref]*kept
@@ -53,6 +61,9 @@ type producer struct {
 	supplied []uint64 // chunks, per group
 	stored   []uint64 // bytes, per group
 	offers   []offer  // of the job at work
+	// own is the supply of leg probe while the prompt is computed: a request must not take its
+	// own head's slots for its tail as long as there are others.
+	own []offer
 }
 
 // kept is a chunk that the producer keeps or is copying.
@@ -79,8 +90,8 @@ func (a *attachment) beginProducer(ctx context.Context, r *enginepb.BeginRequest
 	n := a.node
 	p := &producer{
 		node: n, engine: a, name: r.RequestId, leg: legName(r.Leg),
-		owner:  tier.Owner{Kind: ownerProduce, ID: fmt.Sprintf("%s#%d", r.RequestId, requestNumber.Add(1))},
-		seq:    n.sequence(r),
+		owner: tier.Owner{Kind: ownerProduce, ID: fmt.Sprintf("%s#%d", r.RequestId, requestNumber.Add(1))},
+		seq:   n.sequence(r), prompt: r.PromptTokens,
 		tables: make([]map[uint32]uint32, len(n.groups)),
 		chunks: map[plan.Ref]*kept{}, offered: map[plan.Ref]struct{}{},
 		supplied: make([]uint64, len(n.groups)), stored: make([]uint64, len(n.groups)),
@@ -94,7 +105,7 @@ func (a *attachment) beginProducer(ctx context.Context, r *enginepb.BeginRequest
 		return nil, nil, status.Errorf(codes.Internal, "plan of producer request %q: %v; compute without the tier", r.RequestId, err)
 	}
 	if p.transfer != "" {
-		if err := n.meeting.begin(p.transfer, p.leg, p.foreseen); err != nil {
+		if err := n.meeting.begin(p, p.foreseen); err != nil {
 			p.release()
 			return nil, nil, refusedTransfer(err)
 		}
@@ -198,7 +209,14 @@ func (p *producer) Store(s engine.Step) (engine.Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	return func() *enginepb.Event { return p.run(todo) }, nil
+	prompt := s.Computed >= p.prompt
+	p.mu.Lock()
+	p.inWork++
+	p.mu.Unlock()
+	return func() *enginepb.Event {
+		defer p.jobEnded()
+		return p.run(todo, prompt)
+	}, nil
 }
 
 // take brings a step to the machine and resolves what it asks for.
@@ -233,9 +251,36 @@ func (p *producer) take(s engine.Step) ([]work, error) {
 
 // breakDown notes that the machine's state cannot be trusted after a rule's error.
 func (p *producer) breakDown(err error) error {
+	p.mu.Lock()
 	p.broken = err
+	last := p.inWork == 0
+	p.mu.Unlock()
 	p.node.faults.Log(slog.LevelError, "plan", err.Error(), "a rule failed in a producer's step; the request supplies nothing more", "request", p.name, "error", err)
+	if last {
+		p.sayBroken(err)
+	}
 	return status.Errorf(codes.Internal, "request %q: %v; finish it with abort", p.name, err)
+}
+
+// jobEnded notes the end of a job; the last one after a rule has failed says so.
+func (p *producer) jobEnded() {
+	p.mu.Lock()
+	p.inWork--
+	last, err := p.inWork == 0, p.broken
+	p.mu.Unlock()
+	if last && err != nil {
+		p.sayBroken(err)
+	}
+}
+
+// sayBroken is the last word of a request whose rule has failed. No job is in work, and none
+// comes: the engine may take its time to finish, and consumers need not wait for that.
+func (p *producer) sayBroken(err error) {
+	if p.transfer == "" {
+		return
+	}
+	p.refuseRest(sessionpb.Reason_REASON_STORE_FAILED, "a rule of the producer failed: "+err.Error())
+	p.node.meeting.lastWord(p.transfer)
 }
 
 func (p *producer) resolve(fx *plan.Effects) work {
@@ -258,8 +303,8 @@ func (p *producer) resolve(fx *plan.Effects) work {
 	return w
 }
 
-// run is a job: copies, then offers and drops.
-func (p *producer) run(todo []work) *enginepb.Event {
+// run is a job: copies, then offers and drops. prompt says that the whole prompt is computed.
+func (p *producer) run(todo []work, prompt bool) *enginepb.Event {
 	var failures []*enginepb.Failure
 	for i := range todo {
 		for j := range todo[i].copies {
@@ -271,6 +316,9 @@ func (p *producer) run(todo []work) *enginepb.Event {
 		p.finishWork(&todo[i])
 	}
 	p.flush()
+	if prompt {
+		p.letGoOwn()
+	}
 	ev := &enginepb.Event{Ok: len(failures) == 0, Failures: failures}
 	if !ev.Ok {
 		ev.Error = fmt.Sprintf("%d chunks could not be stored, the first: group %s chunk %d: %s: %s",
@@ -449,8 +497,9 @@ func (p *producer) finishWork(w *work) {
 	}
 }
 
-// flush hands the offers to the transfer. Without one they stay in the tier, unpinned: a
-// private copy as soon as its key is free, if the request that is writing the key gives up.
+// flush hands the offers to the transfer. Without one they stay in the tier, pinned until the
+// prompt's end: a private copy as soon as its key is free, if the request that is writing the
+// key gives up.
 func (p *producer) flush() {
 	offers := p.offers
 	p.offers = nil
@@ -464,11 +513,22 @@ func (p *producer) flush() {
 			private = append(private, o)
 			continue
 		}
-		p.node.letGo(o.hold)
+		p.own = append(p.own, o)
 	}
 	if len(private) > 0 {
 		p.node.wg.Go(func() { p.node.adopt(private) })
 	}
+}
+
+// letGoOwn leaves the supply of leg probe to the tier, the head of the prompt as the newest.
+func (p *producer) letGoOwn() {
+	for _, o := range p.own {
+		p.node.letGo(o.hold)
+	}
+	if len(p.own) > 0 {
+		p.touch()
+	}
+	p.own = nil
 }
 
 // Load implements engine.Request; the server never calls it for a producer.
@@ -494,12 +554,13 @@ func (p *producer) Finish(f engine.Finish) *enginepb.FinishReply {
 	}
 	if f.Abort {
 		result = "aborted"
-		p.refuseRest(f)
+		p.refuseRest(sessionpb.Reason_REASON_REQUEST_ABORTED, cmp.Or(f.Cause, "the producer's engine aborted the request"))
 	}
 	reply := p.counts()
 	if p.transfer != "" {
 		p.node.meeting.lastWord(p.transfer)
 	}
+	p.letGoOwn()
 	p.touch()
 	p.release()
 	p.node.metrics.Requests.WithLabelValues("producer", p.leg, result).Inc()
@@ -516,19 +577,15 @@ func (p *producer) end(f engine.Finish) (plan.Effects, error) {
 	return p.machine.Finish(f.Computed)
 }
 
-// refuseRest names, before the last word, the chunks that an abort leaves out.
-func (p *producer) refuseRest(f engine.Finish) {
+// refuseRest names, before the last word, the chunks that an abort or a failure leaves out.
+func (p *producer) refuseRest(reason sessionpb.Reason, why string) {
 	if p.transfer == "" {
 		return
-	}
-	why := f.Cause
-	if why == "" {
-		why = "the producer's engine aborted the request"
 	}
 	var rest []join.Refusal
 	for _, ref := range p.wanted {
 		if _, ok := p.offered[ref]; !ok {
-			rest = append(rest, join.Refusal{Key: join.Key(p.key(ref)), Reason: sessionpb.Reason_REASON_REQUEST_ABORTED, Text: why})
+			rest = append(rest, join.Refusal{Key: join.Key(p.key(ref)), Reason: reason, Text: why})
 		}
 	}
 	p.node.meeting.refuse(p.transfer, rest)
@@ -566,6 +623,25 @@ func (p *producer) counts() *enginepb.FinishReply {
 	return reply
 }
 
+// chunksText names the chunks of keys, as those of the request's text as far as they are. It is
+// called after the last word, when the text does not grow any more.
+func (p *producer) chunksText(keys map[tier.Key]bool) string {
+	var found []plan.Ref
+	for g := range p.node.groups {
+		chunks := p.seq.tokens() / p.node.groups[g].chunkTokens
+		for c := range uint32(chunks) {
+			if ref := (plan.Ref{Group: g, Chunk: c}); keys[p.key(ref)] {
+				found = append(found, ref)
+			}
+		}
+	}
+	text := p.node.chunksText(found)
+	if n := len(keys) - len(found); n > 0 {
+		text = strings.TrimPrefix(fmt.Sprintf("%s; %d of another text", text, n), "; ")
+	}
+	return text
+}
+
 // release gives back everything that was not handed to the transfer.
 func (p *producer) release() {
 	for _, k := range p.chunks {
@@ -576,6 +652,7 @@ func (p *producer) release() {
 		p.node.planners.Put(p.planner)
 	}
 	p.planner, p.machine = nil, nil
+	p.tables, p.wanted, p.offered = nil, nil, nil // the meeting may keep p for the names of its chunks
 }
 
 // failure is a chunk's failure as an event names it.

@@ -99,7 +99,7 @@ func TestNoRelay(t *testing.T) {
 		log := &logTo{}
 		n := startLogged(t, "n", unjudged, log, onlyPeers, withPeer("liar", serveLiar(t, honest, "127.0.0.2:0", "localhost:"+localPort)))
 		require.Eventually(t, func() bool {
-			return said(log, "data_address localhost:"+localPort+" (127.0.0.1) of peer \"liar\"") && said(log, "is neither at that host nor in the peer_cidrs")
+			return said(log, "data_address localhost:"+localPort+" (127.0.0.1) of peer \"liar\"") && said(log, "is neither at that host nor in the peer_cidrs") && said(log, "pause=10s")
 		}, 30*time.Second, time.Millisecond)
 		time.Sleep(2 * dataRetry)
 		require.Nil(t, clientOf(n, "liar"))

@@ -14,7 +14,9 @@ import (
 
 // slabOf is a node with so many slots, all of which supply may wait in.
 func slabOf(slots int64) nodeOption {
-	return func(c *config.Config) { c.SlabBytes, c.Bounds.ParkedBytes = slots*4096, slots*4096 }
+	return func(c *config.Config) {
+		c.SlabBytes, c.Bounds.ParkedBytes, c.Bounds.PeerPinnedBytes = slots*4096, slots*4096, slots*4096
+	}
 }
 
 // demandOf300 is the chunks that a consumer of 300 tokens demands: 18 of full, 3 of the
@@ -167,4 +169,41 @@ func TestTheHeadOfAPromptStaysLongest(t *testing.T) {
 	require.True(t, here(n, x, 0), "the head")
 	require.False(t, here(n, x, 9), "the tail")
 	clean(t, n)
+}
+
+// TestSupplyThatIsPartlyDemanded: requests of leg pd whose consumer wants only a part leave the
+// rest parked, which takes no more slots than its bound has; a request of leg probe after them
+// is supplied whole, because the parked slots go before the head of its own prompt.
+func TestSupplyThatIsPartlyDemanded(t *testing.T) {
+	for _, share := range []int64{1, 2} {
+		t.Run(fmt.Sprint("parked 1/", share), func(t *testing.T) {
+			const slots = 64
+			producer := startNode(t, "producer", slabOf(slots), func(c *config.Config) { c.Bounds.ParkedBytes = slots * 4096 / share })
+			consumer := startNode(t, "consumer", withPeer("producer", producer.Addresses().Peer))
+			ready(t, consumer, "producer")
+			p, c := attach(t, producer), attach(t, consumer)
+			for k := range 12 {
+				p.fresh()
+				c.fresh()
+				x, id := text{fmt.Sprint("x", k), 300}, fmt.Sprint("r", k)
+				p.produce(id, x, enginepb.Leg_PD)
+				r := c.beginConsumer(id, x, enginepb.Leg_PD, func(b *enginepb.BeginRequest) { b.MaxLoadTokens = 128 })
+				hit(t, r, r.load())
+				r.finish()
+				require.LessOrEqual(t, producer.meeting.status().ParkedKeys, int(slots/share))
+			}
+			clean(t, producer, consumer)
+			for k := range 3 {
+				p.fresh()
+				c.fresh()
+				x, id := text{fmt.Sprint("y", k), 300}, fmt.Sprint("p", k)
+				p.produce(id, x, enginepb.Leg_PROBE)
+				r := c.beginConsumer(id, x, enginepb.Leg_PROBE)
+				require.EqualValues(t, 288, r.reply.ResumeTokens, "all whole chunks of full")
+				hit(t, r, r.load())
+				r.finish()
+			}
+			clean(t, producer, consumer)
+		})
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
@@ -51,6 +52,13 @@ func (r failingRule) Reach(x abi.Round, out abi.Bitmap) error {
 		return errTrap
 	}
 	return r.SpecRule.Reach(x, out)
+}
+
+func (r failingRule) Need(x abi.Round, out abi.Bitmap) error {
+	if r.f.reach.Load() {
+		return errTrap
+	}
+	return r.SpecRule.Need(x, out)
 }
 
 // startFailing starts a node whose group full fails on command.
@@ -129,5 +137,44 @@ func TestARuleFailsAtRunTime(t *testing.T) {
 	r.finish()
 	producerReach.Store(false)
 	clean(t, producer, consumer)
+
+	// The last word is said at once, although the engine has not finished the request: at the
+	// first step all of the prompt is refused by name, and later what the text would have added.
+	for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_DEMAND} {
+		c.fresh()
+		p.fresh()
+		z, id := text{"z" + leg.String(), 300}, "z"+leg.String()
+		r = c.beginConsumer(id, z, leg)
+		jobsOf(t, producer, 1)
+		q, reply := p.beginProducer(id, z, leg)
+		require.Positive(t, reply.ReuseTokens)
+		producerReach.Store(true)
+		_, err = p.c.Store(ctxFor(t), &enginepb.StoreRequest{RequestId: id, ComputedTokens: reply.ReuseTokens, NativeTokens: reply.ReuseTokens})
+		require.ErrorContains(t, err, "finish it with abort")
+		ev = r.load()
+		require.Zero(t, ev.ResumeTokens)
+		require.Contains(t, ev.Failures[0].Detail, "a rule of the producer failed: need of full")
+		producerReach.Store(false)
+		r.finish()
+		q.finish(true)
+		clean(t, producer, consumer)
+
+		long, short := text{"l" + leg.String(), 120}, text{"l" + leg.String(), 100}
+		q, _ = p.beginProducer("l"+id, short, leg)
+		r = c.beginConsumer("l"+id, long, leg)
+		require.Eventually(t, func() bool { return producer.meeting.status().Jobs > 0 }, 30*time.Second, time.Millisecond) // in leg demand a second one may follow
+		job := q.step(100, 0)
+		producerReach.Store(true)
+		m := &enginepb.StoreRequest{RequestId: "l" + id, ComputedTokens: 112, MoreHashes: append(append(long.hash(25), long.hash(26)...), long.hash(27)...)}
+		_, err = p.c.Store(ctxFor(t), m)
+		require.ErrorContains(t, err, "finish it with abort")
+		ev = r.load()
+		require.False(t, ev.Ok)
+		require.True(t, q.settle(job).Ok)
+		producerReach.Store(false)
+		r.finish()
+		q.finish(true)
+		clean(t, producer, consumer)
+	}
 	serves(t, producer, consumer)
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"encoding/json"
@@ -384,7 +385,7 @@ func (n *Node) register(ctx context.Context) error {
 		}
 		return p
 	}
-	return n.warnSmallSlab(p)
+	return n.measureLongest(p)
 }
 
 // progress is called from any goroutine, and out of order.
@@ -395,9 +396,9 @@ func (n *Node) progress(done, total int) {
 	}
 }
 
-// warnSmallSlab says when one longest prompt cannot be loaded: slots for its demand are
-// taken all or none.
-func (n *Node) warnSmallSlab(p *plan.Planner) error {
+// measureLongest finds what one longest prompt demands, which a peer may always have, and says
+// when it cannot be loaded: slots for it are taken all or none.
+func (n *Node) measureLongest(p *plan.Planner) error {
 	tokens := n.deployed.MaxTokens
 	pl, err := p.Eager(plan.Ask{PromptTokens: tokens}, nil)
 	if err != nil {
@@ -407,8 +408,9 @@ func (n *Node) warnSmallSlab(p *plan.Planner) error {
 	for _, set := range pl.Demand {
 		need += set.Count()
 	}
+	stride := n.tier.StrideBytes()
+	n.peerPinnedMax.Store(cmp.Or(n.cfg.Bounds.PeerPinnedBytes, min(n.cfg.SlabBytes, max(n.cfg.SlabBytes/2, int64(need)*stride))))
 	if have := n.tier.Slots(); need > have {
-		stride := n.tier.StrideBytes()
 		n.log.Warn("the slab cannot hold the demand of one longest prompt; such prompts are computed without the tier: raise slab_bytes, or lower the deployment's max_tokens",
 			"slots", have, "slots_needed", need, "slab_bytes", n.cfg.SlabBytes, "slab_bytes_needed", int64(need)*stride, "max_tokens", tokens)
 	}

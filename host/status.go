@@ -205,7 +205,8 @@ func (n *Node) peersOf() []status.Peer {
 		reason, lanes := n.linkOf(p.ID)
 		s := status.Peer{ID: p.ID, Control: p.Control, Configured: p.Configured, State: p.State.String(), Reason: reason, Draining: p.Draining,
 			BootID: hexID(p.BootID), RTTSeconds: fine(p.RTT), Sessions: p.Sessions,
-			Lookups: p.Lookups, Demands: p.Demands, Serves: p.Jobs, DataLanes: lanes}
+			Lookups: p.Lookups, Demands: p.Demands, Serves: p.Jobs, DataLanes: lanes,
+			PinnedBytes: n.peerPinnedBytes(p.ID), PinnedBytesMax: uint64(n.peerPinnedMax.Load())}
 		if p.BootID != 0 { // else it was never heard, and does not fall silent
 			s.SilenceSeconds = seconds(p.Silence)
 		}

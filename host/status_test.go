@@ -439,6 +439,7 @@ func TestFaultStormIsBounded(t *testing.T) {
 	require.Equal(t, limitlog.LinesMax, strings.Count(cLog.String(), line))
 	require.Regexp(t, regexp.MustCompile(`cause=unmatched detail="[^"]+" peer=producer leg=pd request=s0 transfer=t-s0 chunks="sliding \{\d+(-\d+)?\}; full \{1-5\}"`), cLog.String())
 	require.LessOrEqual(t, strings.Count(pLog.String(), `msg="transfer finished"`), limitlog.LinesMax)
+	require.Regexp(t, regexp.MustCompile(`msg="transfer finished" cause=transfer transfer=t-s0 leg=pd demanded=\d+ supplied=\d+ transferred=\d+ unmatched=\d+ not_transferred="sliding \{\d+(-\d+)?\}; full \{1-5\}"`), pLog.String())
 	consumer.Close(context.Background())
 	require.Contains(t, cLog.String(), fmt.Sprintf("cause=unmatched left_out=%d ", storm-limitlog.LinesMax))
 }

@@ -29,13 +29,13 @@ type serving struct {
 	node  *Node
 	peer  string
 	job   session.Job
-	owner tier.Owner // of what is pinned for a job without a transfer
+	owner tier.Owner // of what is pinned for the job beside its transfer
 	ctx   context.Context
 	stop  context.CancelFunc
 	wg    sync.WaitGroup // pushes, and the wait for chunks being written
 
 	mu    sync.Mutex
-	holds map[uint32]hold // leg probe: by index
+	holds map[uint32]hold // what the tier holds, by index; each is in the peer's budget
 }
 
 // OnLookup implements wire.Host. Looking is not fetching: nothing is pinned or used.
@@ -73,28 +73,71 @@ func (v *serving) find() {
 	keys := tierKeys(v.job.Keys)
 	pins, found := v.node.tier.Pin(v.owner, keys)
 	var answer session.Answer
-	var miss, writing []uint32
-	v.mu.Lock()
+	var readable, miss, writing []uint32
 	for i := range keys {
 		switch found[i] {
 		case tier.Readable:
-			v.holds[uint32(i)] = pinned(pins[i])
-			answer.Available = append(answer.Available, uint32(i))
+			readable = append(readable, uint32(i))
 		case tier.Writing:
 			writing = append(writing, uint32(i))
 		default:
 			miss = append(miss, uint32(i))
 		}
 	}
-	v.mu.Unlock()
 	if len(miss) > 0 {
 		answer.Refused = []session.Refusal{{Indices: miss, Reason: sessionpb.Reason_REASON_MISS}}
 	}
+	refs := make([]tier.Ref, len(readable))
+	for n, i := range readable {
+		refs[n] = pins[i]
+	}
+	v.take(readable, refs, &answer)
 	answer.Last = len(writing) == 0
 	v.node.peers.Answer(v.peer, v.job.ID, answer)
 	if len(writing) > 0 {
 		v.wg.Go(func() { v.await(keys, writing) })
 	}
+}
+
+// take keeps pinned chunks for the job as far as the peer's budget goes, and adds to an answer
+// what becomes of each.
+func (v *serving) take(indices []uint32, refs []tier.Ref, answer *session.Answer) {
+	keys := make([]session.Key, len(indices))
+	for n, i := range indices {
+		keys[n] = v.job.Keys[i]
+	}
+	fits, over := v.node.meeting.reserve(v.peer, keys)
+	for n, i := range indices {
+		if fits[n] {
+			v.keep(i, pinned(refs[n]))
+			answer.Available = append(answer.Available, i)
+			continue
+		}
+		_ = v.node.tier.Unpin(refs[n]) // only ErrNotPinned, when the owner was released
+		over.Indices = append(over.Indices, i)
+	}
+	if len(over.Indices) > 0 {
+		answer.Refused = append(answer.Refused, over)
+		v.node.tellOverBudget(v.peer, answer.Refused)
+	}
+}
+
+func (v *serving) keep(i uint32, h hold) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.holds[i] = h
+}
+
+// release gives back what the tier holds for the job. Nothing reads it any more.
+func (v *serving) release() {
+	v.mu.Lock()
+	keys := make([]session.Key, 0, len(v.holds))
+	for i := range v.holds {
+		keys = append(keys, v.job.Keys[i])
+	}
+	v.mu.Unlock()
+	v.node.tier.Release(v.owner)
+	v.node.meeting.giveBack(v.peer, keys)
 }
 
 // await waits for chunks that are being written, within the deadline for PENDING.
@@ -112,10 +155,9 @@ func (v *serving) await(keys []tier.Key, writing []uint32) {
 				{Indices: []uint32{i}, Reason: sessionpb.Reason_REASON_MISS, Text: err.Error()}}})
 			continue
 		}
-		v.mu.Lock()
-		v.holds[i] = pinned(ref)
-		v.mu.Unlock()
-		v.node.peers.Answer(v.peer, v.job.ID, session.Answer{Available: []uint32{i}})
+		var answer session.Answer
+		v.take([]uint32{i}, []tier.Ref{ref}, &answer)
+		v.node.peers.Answer(v.peer, v.job.ID, answer)
 	}
 	v.node.peers.Answer(v.peer, v.job.ID, session.Answer{Last: true})
 }
@@ -180,12 +222,13 @@ func (s sessions) OnPush(peer string, id session.JobID, indices []uint32) {
 }
 
 func (v *serving) hold(i uint32) hold {
-	if v.job.Leg == session.LegProbe {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		return v.holds[i]
+	v.mu.Lock()
+	h, ok := v.holds[i]
+	v.mu.Unlock()
+	if ok || v.job.Leg == session.LegProbe {
+		return h
 	}
-	h, _ := v.node.meeting.hold(v.job.TransferID, tier.Key(v.job.Keys[i]))
+	h, _ = v.node.meeting.hold(v.job.TransferID, tier.Key(v.job.Keys[i]))
 	return h
 }
 
@@ -252,10 +295,9 @@ func (s sessions) OnJobEnd(peer string, id session.JobID, results []session.Resu
 	n.peerEnded(&v.job, results)
 	n.wg.Go(func() {
 		v.wg.Wait()
-		if v.job.Leg == session.LegProbe {
-			n.tier.Release(v.owner)
-			return
+		if v.job.Leg != session.LegProbe {
+			n.meeting.jobEnded(peer, id, results) // it asks for nothing more
 		}
-		n.meeting.jobEnded(peer, id, results)
+		v.release()
 	})
 }

@@ -131,8 +131,14 @@ type Bounds struct {
 	Engines int64 `yaml:"engines"`
 	// Requests live in one engine. 1024.
 	Requests int64 `yaml:"requests"`
-	// ParkedBytes of supply that waits for its consumer. Half of slab_bytes.
+	// ParkedBytes of the slab for supply that waits for its consumer, a slot for each chunk.
+	// Half of slab_bytes.
 	ParkedBytes int64 `yaml:"parked_bytes"`
+	// PeerPinnedBytes that the demands of one peer may keep from being reused: what is bound
+	// to them, and what the tier holds of them, a slot for each chunk. A chunk over it is
+	// refused. 0 is half of slab_bytes, so that one peer leaves room for this node's requests
+	// and for other peers, or what one longest prompt of the deployment takes if that is more.
+	PeerPinnedBytes int64 `yaml:"peer_pinned_bytes"`
 	// Sessions with peers. 64.
 	Sessions int64 `yaml:"sessions"`
 	// MessageBytes of one control message. 4 MiB: the hashes of a prompt of two
@@ -295,7 +301,8 @@ func (d *Deadlines) fields() []field {
 	}
 }
 
-// fields are the counts; parked_bytes follows slab_bytes and is not among them.
+// fields are the counts; parked_bytes and peer_pinned_bytes follow slab_bytes and are not among
+// them.
 func (b *Bounds) fields() []field {
 	return []field{
 		{"engines", &b.Engines}, {"requests", &b.Requests}, {"sessions", &b.Sessions}, {"message_bytes", &b.MessageBytes},
@@ -402,24 +409,40 @@ func (c *Config) validateAddresses() error {
 	return nil
 }
 
-// clash refuses two keys with one address. Port 0 is another one each time.
+// clash refuses two keys with one address: the same host, or one that means every address of
+// the machine. Port 0 is another one each time.
 func (c *Config) clash() error {
 	listens := []struct{ name, value string }{{"http_listen", c.HTTPListen}, {"data_listen", c.DataListen}, {"peer_listen", c.PeerListen}}
 	for i, a := range listens {
 		for _, b := range listens[:i] {
-			if p, q := address(a.value), address(b.value); p == q && !strings.HasSuffix(p, ":0") {
+			h, p := address(a.value)
+			g, q := address(b.value)
+			switch every := h == "" || g == ""; {
+			case p != q || p == 0:
+			case h == g:
 				return fmt.Errorf("%s is %s, and so is %s; give each a port of its own", a.name, a.value, b.name)
+			case every:
+				return fmt.Errorf("%s is %s and %s is %s, of which one is every address of this machine; give each a port of its own", a.name, a.value, b.name, b.value)
 			}
 		}
 	}
 	return nil
 }
 
-// address is a checked host:port with its port as a number.
-func address(hostport string) string {
-	host, port, _ := net.SplitHostPort(hostport)
-	n, _ := net.LookupPort("tcp", port)
-	return net.JoinHostPort(strings.ToLower(host), fmt.Sprint(n))
+// address is a checked host:port with its port as a number; the host is "" when it means every
+// address of the machine.
+func address(hostport string) (host string, port int) {
+	host, name, _ := net.SplitHostPort(hostport)
+	port, _ = net.LookupPort("tcp", name)
+	switch ip := net.ParseIP(host); {
+	case ip != nil && ip.IsUnspecified():
+		host = ""
+	case ip != nil:
+		host = ip.String()
+	case strings.EqualFold(host, "localhost"):
+		host = "127.0.0.1"
+	}
+	return strings.ToLower(host), port
 }
 
 func checkAdvertise(a string) error {
@@ -561,6 +584,9 @@ func (c *Config) validateNumbers() error {
 	}
 	if b.ParkedBytes < 1 || b.ParkedBytes > c.SlabBytes {
 		return fmt.Errorf("bounds.parked_bytes is %d; it must be 1 to slab_bytes, %d; 0 means half of that", b.ParkedBytes, c.SlabBytes)
+	}
+	if b.PeerPinnedBytes < 0 || b.PeerPinnedBytes > c.SlabBytes {
+		return fmt.Errorf("bounds.peer_pinned_bytes is %d; it must be 1 to slab_bytes, %d; 0 means half of that, or what one longest prompt takes", b.PeerPinnedBytes, c.SlabBytes)
 	}
 	return nil
 }

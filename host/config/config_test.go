@@ -33,6 +33,7 @@ func TestMinimalHasEveryDefault(t *testing.T) {
 	require.Equal(t, "127.0.0.1:9470", c.HTTPListen)
 	require.Equal(t, "/dev/shm", c.SlabDir)
 	require.Equal(t, int64(1048576/2), c.Bounds.ParkedBytes)
+	require.Zero(t, c.Bounds.PeerPinnedBytes, "it follows the deployment, too")
 	require.Equal(t, d.Bounds.MessageBytes, c.Bounds.MessageBytes)
 	level, err := c.Level()
 	require.NoError(t, err)
@@ -132,7 +133,10 @@ func TestRefusals(t *testing.T) {
 		{"deadlines out of order", minimal + "deadlines: {suspect_ms: 200}\n"},
 		{"bound too high", minimal + "bounds: {requests: 9999999}\n"},
 		{"message too small", minimal + "bounds: {message_bytes: 10}\n"},
+		{"peers and data at one address", strings.Replace(minimal, "data_listen: 127.0.0.1:7001", "data_listen: localhost:7000", 1)},
+		{"a port of every address", strings.Replace(minimal, "data_listen: 127.0.0.1:7001", "data_listen: 0.0.0.0:7000\nadvertise: a\ninsecure: true", 1)},
 		{"parked above slab", minimal + "bounds: {parked_bytes: 1048577}\n"},
+		{"peer pins above slab", minimal + "bounds: {peer_pinned_bytes: -1}\n"},
 	}
 	var got strings.Builder
 	for _, c := range cases {

@@ -20,6 +20,9 @@
 //	                                               refused, not begun
 //	transfer finished in the last 60 s             refused, finished
 //
+// In leg demand, where a consumer may ask for more than the transfer's plan has, a key that
+// would be refused is available when the host has it elsewhere (Config.Elsewhere).
+//
 // A producer whose plan is known before it computes gives a promise (leg demand): which
 // keys will come, and which never. Jobs hear both at once, those that came before the
 // transfer was begun included; what will come gets its word later, as everything else.
@@ -32,6 +35,13 @@
 // lease. A key that no job has bound is parked: it is let go after
 // Limits.ParkedAge, or, oldest first, when the parked bytes pass
 // Limits.ParkedBytesMax or the tier needs the room (Shed).
+//
+// # The budget of a peer
+//
+// What is bound to the jobs of one peer, and what the host pins for it beside that
+// (Reserve), is bounded in bytes, and so are the keys that only its demands have named. A
+// key over the bound is refused, busy, with the bound in the text; it stays parked for
+// others. Nothing waits for the budget.
 //
 // # The end
 //
@@ -88,6 +98,11 @@ type Limits struct {
 	KeysMax int
 	// JobsMax bounds the open jobs, over all peers.
 	JobsMax int
+	// PeerBytesMax bounds the bytes that are kept for one peer: bound to its jobs, once for
+	// each job, or reserved.
+	PeerBytesMax uint64
+	// PeerKeysMax bounds the remembered keys that a peer's demands have named first.
+	PeerKeysMax int
 }
 
 // DefaultLimits returns what tierd ships.
@@ -100,14 +115,20 @@ func DefaultLimits() Limits {
 		TransfersMax:   1 << 14,
 		KeysMax:        1 << 20, // 64 prompts of 131,072 tokens in chunks of 16 and two groups; some 350 MB when full
 		JobsMax:        1 << 14,
+		PeerBytesMax:   8 << 30,
+		PeerKeysMax:    1 << 19, // half of KeysMax: one peer does not take all
 	}
 }
 
 // Config is what a Join is made of.
 type Config struct {
 	Limits Limits
-	// ChunkBytes is the size of a chunk, by group index.
+	// ChunkBytes is what a chunk takes of the memory that the bounds are of, by group index.
 	ChunkBytes []uint64
+	// Elsewhere, when set, says whether the host has a key beside the transfer's supply, and
+	// has pinned it for a job under the peer's budget: leg demand asks it for a key that is
+	// refused otherwise. The pin is the host's, until the job ends.
+	Elsewhere func(peer string, job session.JobID, index int, k *Key) bool
 }
 
 // An Effect is what the join asks its host to do, in order.
@@ -190,6 +211,7 @@ type entry struct {
 	parked *list.Element // in Join.parked when here and not bound
 	since  time.Duration // when it was parked
 	wait   []waiter
+	by     string // the peer whose demand named it first; "" = the producer
 
 	demanded, supplied, transferred, unmatched bool
 }
@@ -236,6 +258,7 @@ type keyWord uint8
 const (
 	wordNone keyWord = iota
 	wordAvailable
+	wordElsewhere // available, and the host's pin
 	wordEnded
 )
 
@@ -268,15 +291,20 @@ type Join struct {
 	parked    list.List // *entry, oldest first
 	bytes     uint64    // of parked
 	keys      int
+	peers     map[string]*share
 	done      map[string]struct{}
 	doneOrder list.List // finished, oldest first
-	counters  Counters
+}
+
+// share is what a peer takes of its budget; there is none of a peer that takes nothing.
+type share struct {
+	bytes uint64
+	keys  int
 }
 
 // New returns an empty Join.
 func New(cfg Config) *Join {
-	return &Join{cfg: cfg, transfers: map[string]*transfer{}, jobs: map[jobName]*job{}, done: map[string]struct{}{},
-		counters: NewCounters(len(cfg.ChunkBytes))}
+	return &Join{cfg: cfg, transfers: map[string]*transfer{}, jobs: map[jobName]*job{}, peers: map[string]*share{}, done: map[string]struct{}{}}
 }
 
 // Take returns the effects since the last call.
@@ -288,9 +316,6 @@ func (j *Join) Take() []Effect {
 
 func (j *Join) emit(e Effect) { j.out = append(j.out, e) }
 
-// Counters returns the counters; they only rise.
-func (j *Join) Counters() *Counters { return &j.counters }
-
 // Status is a snapshot of what a Join holds.
 type Status struct {
 	Transfers, Jobs, Keys, Finished, ParkedKeys int
@@ -301,6 +326,49 @@ type Status struct {
 func (j *Join) Status() Status {
 	return Status{Transfers: len(j.transfers), Jobs: len(j.jobs), Keys: j.keys, Finished: len(j.done),
 		ParkedKeys: j.parked.Len(), ParkedBytes: j.bytes}
+}
+
+// PeerBytes returns the bytes that are kept for a peer.
+func (j *Join) PeerBytes(peer string) uint64 {
+	if s := j.peers[peer]; s != nil {
+		return s.bytes
+	}
+	return 0
+}
+
+// Reserve takes a key's bytes out of a peer's budget, for what the host pins for it. It
+// reports false when they pass the bound; then nothing is taken.
+func (j *Join) Reserve(peer string, k *Key) bool {
+	n := j.chunkBytes(k)
+	if j.PeerBytes(peer)+n > j.cfg.Limits.PeerBytesMax {
+		return false
+	}
+	j.charge(peer, n, 0)
+	return true
+}
+
+// Return gives back what Reserve took.
+func (j *Join) Return(peer string, k *Key) { j.discharge(peer, j.chunkBytes(k), 0) }
+
+// OverBudget is the text of a refusal over Limits.PeerBytesMax.
+func (j *Join) OverBudget() string {
+	return fmt.Sprintf("the producer keeps at most %d bytes at a time for the demands of one peer, its bounds.peer_pinned_bytes", j.cfg.Limits.PeerBytesMax)
+}
+
+func (j *Join) charge(peer string, bytes uint64, keys int) {
+	s := j.peers[peer]
+	if s == nil {
+		s = &share{}
+		j.peers[peer] = s
+	}
+	s.bytes, s.keys = s.bytes+bytes, s.keys+keys
+}
+
+func (j *Join) discharge(peer string, bytes uint64, keys int) {
+	s := j.peers[peer]
+	if s.bytes, s.keys = s.bytes-bytes, s.keys-keys; *s == (share{}) {
+		delete(j.peers, peer)
+	}
 }
 
 // Report returns the key sets of a transfer in work, by group.
@@ -490,14 +558,10 @@ func (j *Join) Supply(now time.Duration, id string, keys []Key) error {
 			continue
 		}
 		e.phase, e.reason, e.text = here, 0, ""
-		if !e.supplied {
-			e.supplied = true
-			j.counters.add(&j.counters.Supplied, Group(&e.key), t.leg)
-		}
+		e.supplied = true
 		t.held++
 		for _, w := range e.wait {
-			b.available(w)
-			j.bind(w, e)
+			j.bind(b, w, e)
 		}
 		e.wait = nil
 		if e.bound == 0 {
@@ -509,10 +573,16 @@ func (j *Join) Supply(now time.Duration, id string, keys []Key) error {
 	return nil
 }
 
-// bind gives a waiting key the word available.
-func (j *Join) bind(w waiter, e *entry) {
+// bind gives a key that is here the word available, unless it passes the peer's budget.
+func (j *Join) bind(b batch, w waiter, e *entry) {
+	if !j.Reserve(w.j.peer, &e.key) {
+		j.refuse(b, w, sessionpb.Reason_REASON_BUSY, j.OverBudget())
+		return
+	}
+	b.available(w)
 	w.j.word[w.i] = wordAvailable
 	j.decide(w.j)
+	j.unpark(e)
 	e.bound++
 }
 
@@ -619,14 +689,29 @@ func (j *Join) Refuse(now time.Duration, id string, refusals []Refusal) error {
 	return nil
 }
 
-// refuse gives a key of a job its word refused.
+// elsewhere asks the host for a key that is refused. What a bound refuses, a drain or a
+// deadline stays refused.
+func (j *Join) elsewhere(peer string, job session.JobID, leg string, i int, k *Key, r sessionpb.Reason) bool {
+	switch r {
+	case sessionpb.Reason_REASON_BUSY, sessionpb.Reason_REASON_DRAINING, sessionpb.Reason_REASON_NOT_BEGUN, sessionpb.Reason_REASON_NO_LAST_WORD:
+		return false
+	}
+	return leg == session.LegDemand && j.cfg.Elsewhere != nil && j.cfg.Elsewhere(peer, job, i, k)
+}
+
+// refuse gives a key of a job its word refused, unless the host has it elsewhere.
 func (j *Join) refuse(b batch, w waiter, r sessionpb.Reason, text string) {
+	if j.elsewhere(w.j.peer, w.j.id, w.j.leg, w.i, &w.j.entries[w.i].key, r) {
+		w.j.word[w.i] = wordElsewhere
+		j.decide(w.j)
+		b.available(w)
+		return
+	}
 	w.j.word[w.i] = wordEnded
 	w.j.open--
 	j.decide(w.j)
 	e := w.j.entries[w.i]
 	e.unmatched = true
-	j.counters.add(&j.counters.Unmatched, Group(&e.key), w.j.leg)
 	b.refused(w, r, text)
 }
 
@@ -691,9 +776,6 @@ func (j *Join) Drain(now time.Duration) {
 // deadline is that of the consumer's request.
 func (j *Join) Demand(now time.Duration, peer string, d session.Job) {
 	j.Tick(now)
-	for i := range d.Keys {
-		j.counters.add(&j.counters.Demanded, Group(&d.Keys[i]), d.Leg)
-	}
 	name := jobName{peer, d.ID}
 	t := j.transfers[d.TransferID]
 	_, over := j.done[d.TransferID]
@@ -705,6 +787,7 @@ func (j *Join) Demand(now time.Duration, peer string, d session.Job) {
 		j.refuseAll(peer, &d, sessionpb.Reason_REASON_DRAINING)
 		return
 	case j.jobs[name] != nil, len(j.jobs) >= j.cfg.Limits.JobsMax, j.keys+len(d.Keys) > j.cfg.Limits.KeysMax,
+		j.peerKeys(peer)+len(d.Keys) > j.cfg.Limits.PeerKeysMax,
 		t == nil && len(j.transfers) >= j.cfg.Limits.TransfersMax:
 		j.refuseAll(peer, &d, sessionpb.Reason_REASON_BUSY)
 		return
@@ -718,15 +801,18 @@ func (j *Join) Demand(now time.Duration, peer string, d session.Job) {
 	t.jobs = append(t.jobs, x)
 	b := batch{}
 	for i := range d.Keys {
+		before := j.keys
 		e := j.entryOf(t, &d.Keys[i])
+		if j.keys > before {
+			e.by = peer
+			j.charge(peer, 0, 1)
+		}
 		e.demanded = true
 		x.entries[i] = e
 		w := waiter{x, i}
 		switch {
 		case e.phase == here:
-			b.available(w)
-			j.unpark(e)
-			j.bind(w, e)
+			j.bind(b, w, e)
 		case e.phase == refused || e.phase == gone:
 			j.refuse(b, w, e.reason, e.text)
 		case !j.foretell(b, w):
@@ -743,14 +829,28 @@ func (j *Join) Demand(now time.Duration, peer string, d session.Job) {
 	j.Tick(now) // its deadline may be over
 }
 
+func (j *Join) peerKeys(peer string) int {
+	if s := j.peers[peer]; s != nil {
+		return s.keys
+	}
+	return 0
+}
+
 // refuseAll answers a demand that is not taken.
 func (j *Join) refuseAll(peer string, d *session.Job, r sessionpb.Reason) {
-	all := make([]uint32, len(d.Keys))
-	for i := range all {
-		all[i] = uint32(i)
-		j.counters.add(&j.counters.Unmatched, Group(&d.Keys[i]), d.Leg)
+	a := session.Answer{Last: true}
+	var refused []uint32
+	for i := range d.Keys {
+		if j.elsewhere(peer, d.ID, d.Leg, i, &d.Keys[i], r) {
+			a.Available = append(a.Available, uint32(i))
+		} else {
+			refused = append(refused, uint32(i))
+		}
 	}
-	j.emit(Answer{peer, d.ID, session.Answer{Refused: []session.Refusal{{Indices: all, Reason: r}}, Last: true}})
+	if len(refused) > 0 {
+		a.Refused = []session.Refusal{{Indices: refused, Reason: r}}
+	}
+	j.emit(Answer{peer, d.ID, a})
 }
 
 // JobEnded tells how the keys of a peer's job ended at the session, one result a key
@@ -769,13 +869,17 @@ func (j *Join) JobEnded(now time.Duration, peer string, id session.JobID, result
 		}
 		x.word[i] = wordEnded
 		x.open--
-		j.count(e, x.leg, r.Cause)
+		e.unmatched = e.unmatched || r.Cause == session.Unmatched
+		if word == wordElsewhere {
+			continue
+		}
 		if word == wordNone {
 			j.decide(x)
 			e.wait = dropWaiter(e.wait, x)
 			continue
 		}
 		e.bound--
+		j.Return(peer, &e.key)
 		e.transferred = e.transferred || r.Cause == session.Transferred
 		if e.bound > 0 {
 			continue
@@ -791,19 +895,6 @@ func (j *Join) JobEnded(now time.Duration, peer string, id session.JobID, result
 	}
 	j.closeJob(x)
 	j.shed()
-}
-
-// count adds the end of a key to the counters.
-func (j *Join) count(e *entry, leg string, cause session.Cause) {
-	set := &j.counters.Failed
-	switch cause {
-	case session.Transferred:
-		set = &j.counters.Transferred
-	case session.Unmatched:
-		set = &j.counters.Unmatched
-		e.unmatched = true
-	}
-	j.counters.add(set, Group(&e.key), leg)
 }
 
 // closeJob forgets a job of which every key has ended.
@@ -823,6 +914,11 @@ func (j *Join) settle(t *transfer) {
 	}
 	delete(j.transfers, t.id)
 	j.keys -= len(t.keys)
+	for _, e := range t.keys {
+		if e.by != "" {
+			j.discharge(e.by, 0, 1)
+		}
+	}
 	if !t.begun {
 		return
 	}

@@ -214,11 +214,6 @@ func TestTwoPeers(t *testing.T) {
 		{Group: 0, Demanded: toKeys([]int{4}), Unmatched: toKeys([]int{4})},
 		{Group: 1, Demanded: toKeys([]int{3}), Supplied: toKeys([]int{3}), Transferred: toKeys([]int{3})},
 	}, f.Groups)
-	c := j.Counters()
-	require.EqualValues(t, 2, c.Demanded[1][0])
-	require.EqualValues(t, 2, c.Transferred[1][0])
-	require.EqualValues(t, 1, c.Supplied[1][0])
-	require.EqualValues(t, 1, c.Unmatched[0][0])
 }
 
 // TestWordsOutOfPlace: supply without begin or after the last word gives every pin
@@ -461,4 +456,91 @@ func TestNotBegunExactly(t *testing.T) {
 		require.Zero(t, d.join.Status().Jobs)
 		require.Zero(t, d.join.Status().Transfers)
 	}
+}
+
+// TestPeerBudget: what is kept for one peer is bounded in bytes and in keys; over a bound the
+// keys are refused at once, with the bound in the text, and other peers do not notice.
+func TestPeerBudget(t *testing.T) {
+	l := DefaultLimits()
+	l.PeerBytesMax, l.PeerKeysMax = 20, 6
+	j := New(Config{Limits: l, ChunkBytes: []uint64{10, 10}})
+	require.NoError(t, j.Begin(0, "t", session.LegPD))
+	j.Demand(0, "b", jobOf(1, "t", time.Second, 1, 2, 3))
+	require.True(t, j.Reserve("b", &Key{}))
+	require.NoError(t, j.Supply(0, "t", toKeys([]int{1, 2, 3})))
+	a := take[Answer](j)
+	require.Len(t, a, 1)
+	require.Equal(t, []uint32{0}, a[0].Answer.Available)
+	require.Equal(t, []session.Refusal{{Indices: []uint32{1, 2}, Reason: sessionpb.Reason_REASON_BUSY,
+		Text: "the producer keeps at most 20 bytes at a time for the demands of one peer, its bounds.peer_pinned_bytes"}}, a[0].Answer.Refused)
+	require.False(t, j.Reserve("b", &Key{}))
+	require.Equal(t, 2, j.Status().ParkedKeys, "what is refused stays for others")
+	j.Demand(0, "c", jobOf(1, "t", time.Second, 2, 3))
+	require.Equal(t, []uint32{0, 1}, take[Answer](j)[0].Answer.Available, "another peer has its own budget")
+
+	j.JobEnded(0, "b", 1, []session.Result{{Cause: session.Transferred}, {}, {}})
+	j.Return("b", &Key{})
+	require.Zero(t, j.PeerBytes("b"))
+	require.EqualValues(t, 20, j.PeerBytes("c"))
+	require.NoError(t, j.Supply(0, "t", toKeys([]int{4, 5})))
+	j.Demand(0, "b", jobOf(2, "t", time.Second, 4, 5))
+	j.Take()
+	require.EqualValues(t, 20, j.PeerBytes("b"), "the budget is whole again")
+
+	// Keys: three were named by b first, the others by the producer.
+	j.Demand(0, "b", jobOf(3, "t", time.Second, 10, 11, 12, 13))
+	busy := take[Answer](j)[0].Answer
+	require.True(t, busy.Last)
+	require.Equal(t, sessionpb.Reason_REASON_BUSY, busy.Refused[0].Reason)
+	j.Demand(0, "b", jobOf(4, "t", time.Second, 10, 11, 12))
+	require.Empty(t, take[Answer](j), "they wait")
+	j.Demand(0, "c", jobOf(2, "t", time.Second, 20, 21, 22, 23))
+	require.Empty(t, take[Answer](j), "and so do those of another peer")
+}
+
+// TestElsewhere: in leg demand a key that is refused is available when the host has it; in
+// leg pd, and over a bound, it is not asked.
+func TestElsewhere(t *testing.T) {
+	var asked []int
+	j := New(Config{Limits: DefaultLimits(), ChunkBytes: []uint64{10, 10}, Elsewhere: func(peer string, job session.JobID, i int, k *Key) bool {
+		require.Equal(t, "b", peer)
+		asked = append(asked, int(k[16]))
+		return int(k[16])%2 == 0
+	}})
+	require.NoError(t, j.Begin(0, "t", session.LegDemand))
+	d := jobOf(1, "t", time.Second, 2, 3, 4)
+	d.Leg = session.LegDemand
+	j.Demand(0, "b", d)
+	require.NoError(t, j.Promised(0, "t", func(k *Key) (Fate, string) {
+		if k[16] == 4 {
+			return WillCome, ""
+		}
+		return Never, "not in the plan"
+	}))
+	a := take[Answer](j)[0].Answer
+	require.Equal(t, []uint32{0}, a.Available)
+	require.Equal(t, []uint32{2}, a.WillCome)
+	require.Equal(t, []session.Refusal{{Indices: []uint32{1}, Reason: sessionpb.Reason_REASON_NOT_PLANNED, Text: "not in the plan"}}, a.Refused)
+	require.Equal(t, []int{2, 3}, asked)
+	require.NoError(t, j.LastWord(0, "t"))
+	require.Equal(t, session.Answer{Available: []uint32{2}, Last: true}, take[Answer](j)[0].Answer)
+	require.Equal(t, 1, j.Status().Jobs, "it is open until it has ended")
+	j.JobEnded(0, "b", 1, make([]session.Result, 3))
+	require.Zero(t, j.Status().Jobs)
+	require.Zero(t, j.Status().Transfers)
+	d.ID = 2
+	j.Take()
+	j.Demand(0, "b", d) // the transfer is finished
+	require.Equal(t, session.Answer{Available: []uint32{0, 2}, Refused: []session.Refusal{{Indices: []uint32{1}, Reason: sessionpb.Reason_REASON_FINISHED}}, Last: true}, take[Answer](j)[0].Answer)
+
+	asked = nil
+	require.NoError(t, j.Begin(0, "u", session.LegPD))
+	j.Demand(0, "b", jobOf(3, "u", time.Second, 2))
+	require.NoError(t, j.LastWord(0, "u"))
+	require.Equal(t, sessionpb.Reason_REASON_NOT_SUPPLIED, take[Answer](j)[0].Answer.Refused[0].Reason)
+	d.ID, d.TransferID, d.Deadline = 4, "never begun", time.Second
+	j.Demand(0, "b", d)
+	j.Tick(time.Second)
+	require.Equal(t, sessionpb.Reason_REASON_NOT_BEGUN, take[Answer](j)[0].Answer.Refused[0].Reason)
+	require.Empty(t, asked)
 }

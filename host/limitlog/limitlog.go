@@ -1,8 +1,8 @@
 // Package limitlog writes log lines about faults, so few that a storm of them does not
 // fill a disk or hide other lines, and so that none goes unmentioned.
 //
-// A line belongs to a cause, one of a handful of literals such as "checksum", and to a
-// fault, such as the peer that fell silent. In each window of a cause
+// A line belongs to a cause, one of a handful of literals such as "checksum" (where a
+// configured peer has one of its own, its id is in it), and to a fault, such as the peer that fell silent. In each window of a cause
 //
 //   - a fault has one line, however many requests it meets,
 //   - all faults together have [LinesMax] lines,

@@ -84,7 +84,7 @@ func TestSnapshotsAreReadAtTheScrape(t *testing.T) {
 			{ID: "b", Status: session.Status{State: session.Suspect, BootID: 7, Sessions: 1, Silence: time.Second, Lookups: 1, Demands: 2, Jobs: 3}},
 			{ID: "never", Status: session.Status{State: session.Connecting, Silence: time.Hour}},
 		}
-	}, Legs: []string{"pd", "probe"}, Allowed: func(s *wire.PeerStatus, leg string) bool { return leg == "probe" }})
+	}, Legs: []string{"pd", "probe"}, Allowed: func(s *wire.PeerStatus, leg string) bool { return leg == "probe" }, PinnedBytes: func(peer string) uint64 { return uint64(len(peer)) }})
 	m.Register(OpenWaits(func(wait string) (int, time.Duration) { return len(wait), time.Second }))
 	m.Register(Info{Version: "v1", Go: "go1", Verdict: func() Verdict { return Verdict{"tiny", "sha256:d", "sha256:r", "kept"} }})
 	m.Register(Gauges{"parked_bytes": func() float64 { return 5 }})
@@ -125,6 +125,7 @@ func TestSnapshotsAreReadAtTheScrape(t *testing.T) {
 	for kind, n := range map[string]float64{"lookup": 1, "demand": 2, "serve": 3} {
 		require.Equal(t, n, value("tierd_peer_jobs", "b", kind))
 	}
+	require.Equal(t, 5.0, value("tierd_peer_pinned_bytes", "never"))
 	require.Equal(t, 0.0, value("tierd_peer_leg_allowed", "b", "pd"))
 	require.Equal(t, 1.0, value("tierd_peer_leg_allowed", "b", "probe"))
 	require.Equal(t, 6.0, value("tierd_waits_in_work", "lookup"))

@@ -16,6 +16,7 @@ var (
 	silenceDesc = prometheus.NewDesc("tierd_peer_silence_seconds", "Time since the last byte of the peer, on control or data; 0 before the first session.", []string{"peer"}, nil)
 	jobsDesc    = prometheus.NewDesc("tierd_peer_jobs", "Jobs in work with a peer: lookups and demands of this node at it, serves of what it demands here.", []string{"peer", "kind"}, nil)
 	legDesc     = prometheus.NewDesc("tierd_peer_leg_allowed", "1 when a request that names the peer may use the leg now.", []string{"peer", "leg"}, nil)
+	pinnedDesc  = prometheus.NewDesc("tierd_peer_pinned_bytes", "Bytes that the demands of a peer keep here from being reused; bounds.peer_pinned_bytes is the most.", []string{"peer"}, nil)
 	upDesc      = prometheus.NewDesc("tierd_peer_sessions_total", "Sessions that came up.", []string{"peer"}, nil)
 )
 
@@ -25,11 +26,13 @@ type Peers struct {
 	// Legs are the legs there are, and Allowed says whether one may be used now.
 	Legs    []string
 	Allowed func(s *wire.PeerStatus, leg string) bool
+	// PinnedBytes is what a peer's demands keep from being reused.
+	PinnedBytes func(peer string) uint64
 }
 
 // Describe implements prometheus.Collector.
 func (p Peers) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{stateDesc, infoDesc, rttDesc, silenceDesc, jobsDesc, legDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{stateDesc, infoDesc, rttDesc, silenceDesc, jobsDesc, legDesc, pinnedDesc, upDesc} {
 		ch <- d
 	}
 }
@@ -64,6 +67,7 @@ func (p Peers) Collect(ch chan<- prometheus.Metric) {
 			}
 			ch <- prometheus.MustNewConstMetric(legDesc, prometheus.GaugeValue, v, s.ID, l)
 		}
+		ch <- prometheus.MustNewConstMetric(pinnedDesc, prometheus.GaugeValue, float64(p.PinnedBytes(s.ID)), s.ID)
 		ch <- prometheus.MustNewConstMetric(upDesc, prometheus.CounterValue, float64(s.Sessions), s.ID)
 	}
 }

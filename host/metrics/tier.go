@@ -90,7 +90,7 @@ var gaugeHelp = map[string]string{
 	"ready":              "1 while engines can work with this node.",
 	"check_done_ratio":   "How far the check of the deployment is, from 0 to 1; 1 once its rules are accepted.",
 	"requests_live":      "Requests that are begun and not finished.",
-	"parked_bytes":       "Supply that waits for a demand, in bytes.",
+	"parked_bytes":       "Slots of supply that waits for a demand, in bytes.",
 	"parked_chunks":      "Supply that waits for a demand, in chunks.",
 	"transfers_live":     "Transfers that are begun or demanded and not finished.",
 	"peer_jobs_in_work":  "Demands of peers in work.",

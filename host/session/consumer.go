@@ -37,8 +37,8 @@ type demand struct {
 func (c *Core) refusal(keys int, ids ...string) (Cause, string) {
 	l := &c.cfg.Limits
 	most := l.KeysMax
-	if n := int(c.hello.GetCaps().GetMaxKeys()); n > 0 && c.link == linkUp {
-		most = min(most, n)
+	if c.link == linkUp { // else its Hello will say what it takes
+		most = c.keysMax()
 	}
 	for _, id := range ids {
 		if len(id) > l.IDBytesMax {
@@ -87,6 +87,10 @@ func (c *Core) Lookup(now time.Duration, requestID string, keys []Key, timeout t
 
 func (c *Core) sendLookup(l *lookup) {
 	if c.link != linkUp {
+		return
+	}
+	if most := c.keysMax(); len(l.keys) > most {
+		c.endLookup(l, Invalid, c.tooManyKeys(len(l.keys), most))
 		return
 	}
 	l.sent = true
@@ -179,6 +183,10 @@ func (c *Core) legText(leg string) string {
 	return fmt.Sprintf("leg %q: rules, deployment or caps of %s differ and the pair is not accepted; only leg %q is allowed", leg, c.cfg.PeerID, LegProbe)
 }
 
+func (c *Core) tooManyKeys(keys, most int) string {
+	return fmt.Sprintf("%d keys; %s takes at most %d in one message", keys, c.cfg.PeerID, most)
+}
+
 func (c *Core) sendDemand(d *demand) {
 	if c.link != linkUp {
 		return
@@ -187,8 +195,8 @@ func (c *Core) sendDemand(d *demand) {
 		c.endDemand(d, Refused, c.legText(d.req.Leg))
 		return
 	}
-	if n := int(c.hello.GetCaps().GetMaxKeys()); n > 0 && len(d.req.Keys) > n {
-		c.endDemand(d, Invalid, fmt.Sprintf("%d keys; %s takes at most %d", len(d.req.Keys), c.cfg.PeerID, n))
+	if most := c.keysMax(); len(d.req.Keys) > most {
+		c.endDemand(d, Invalid, c.tooManyKeys(len(d.req.Keys), most))
 		return
 	}
 	d.sent = true

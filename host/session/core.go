@@ -144,6 +144,7 @@ type Core struct {
 	peerDraining  bool
 	localDraining bool
 
+	unfitFor  string        // why one side refused the other's hello last; "" once one was accepted
 	aliveAt   time.Duration // last byte; the start or the loss of the connection while there is none
 	attemptBy time.Duration // linkDialing, linkOpen: when the attempt is given up
 	retryAt   time.Duration // linkNone: when to dial
@@ -229,13 +230,28 @@ type Status struct {
 	PeerLoad uint32
 	// AllLegs says that every leg is allowed, not only probe.
 	AllLegs bool
+	// KeysMax is how many keys a message to the peer may name: the smaller bound of the two
+	// sides, or at most KeysMin while there is no session.
+	KeysMax int
 }
 
 // Status returns a snapshot at now.
 func (c *Core) Status(now time.Duration) Status {
 	return Status{State: c.state, Draining: c.peerDraining, BootID: c.hello.GetBootId(), RTT: c.rtt, Silence: max(0, now-c.aliveAt),
 		Sessions: c.sessions, Lookups: c.lookups.len(), Demands: c.demands.len(), Jobs: c.jobs.len(),
-		PeerLoad: c.peerLoad, AllLegs: c.legAllowed(LegPD)}
+		PeerLoad: c.peerLoad, AllLegs: c.legAllowed(LegPD), KeysMax: c.keysMax()}
+}
+
+// keysMax is how many keys a message to the peer may name.
+func (c *Core) keysMax() int {
+	most := c.cfg.Limits.KeysMax
+	if c.link != linkUp {
+		return min(most, KeysMin)
+	}
+	if n := c.hello.GetCaps().GetMaxKeys(); n > 0 {
+		most = int(min(int64(most), int64(n)))
+	}
+	return most
 }
 
 // Idle says that no job is in work in either direction.
@@ -358,6 +374,9 @@ func (c *Core) suspect() {
 
 func (c *Core) dead() {
 	reason := fmt.Sprintf("no byte from %s on control or data for deadlines.dead_ms, %v", c.cfg.PeerID, c.cfg.Limits.Dead)
+	if c.unfitFor != "" { // it is heard, and says the same each time
+		reason = c.unfitFor
+	}
 	c.change(Dead, reason)
 	if c.link != linkNone {
 		c.hangUp(reason, false)
@@ -406,9 +425,10 @@ func (c *Core) backoff() time.Duration {
 }
 
 // Connected tells that a connection to the peer is open; it replaces the one before
-// it. The Hello goes out.
+// it. The Hello goes out, before anything else: what is due by now belongs to the connection
+// that is gone, and must not be sent on, nor close, the new one.
 func (c *Core) Connected(now time.Duration) {
-	c.advance(now)
+	c.now = max(c.now, now)
 	if c.link == linkUp {
 		c.lost("replaced by a new connection")
 	}
@@ -417,6 +437,7 @@ func (c *Core) Connected(now time.Duration) {
 	}
 	c.link = linkOpen
 	c.soonest = 0
+	defer c.advance(c.now)
 	c.emit(Send{&sessionpb.Envelope{Message: &sessionpb.Envelope_Hello{Hello: c.cfg.Hello}}})
 }
 

@@ -182,6 +182,7 @@ func (c *Core) receiveHello(h *sessionpb.Hello) {
 		c.legsOK = false
 	}
 	c.hello = h
+	c.unfitFor = ""
 	c.link = linkUp
 	c.peerDraining = false
 	c.aliveAt = c.now
@@ -238,10 +239,16 @@ func (c *Core) RefuseHello(now time.Duration, reason string) {
 	}
 }
 
+// unfit ends an attempt of a peer that is there and cannot be talked to. While it is dead
+// already for the same reason nothing changes: it dials, or is dialed, on and on.
 func (c *Core) unfit(text string) {
 	c.hangUp(text, false)
-	c.change(Suspect, text)
+	if c.state != Dead || c.unfitFor != text {
+		c.unfitFor = text
+		c.change(Suspect, text)
+	}
 	c.endAll(Refused, text)
+	c.advance(c.now) // one that was dead before is dead again
 }
 
 // refusalText writes a refusal with both values of every difference; here and there

@@ -85,6 +85,11 @@ func DefaultLimits() Limits {
 	}
 }
 
+// KeysMin is what every node takes in one message, whatever its bounds: the smallest
+// MessageBytesMax that tierd's configuration allows, 64 KiB, has room for 855 keys. A job that
+// waits for a peer's Hello must keep to it to be sure that it can be sent.
+const KeysMin = 512
+
 // perKeyBytesMax is the most that one key takes in an encoded Demand: the key, a
 // slot of 32 bits and an epoch of 64 as varints.
 const perKeyBytesMax = KeyBytes + 5 + 10

@@ -575,6 +575,41 @@ func TestHelloRefused(t *testing.T) {
 	}
 }
 
+// TestRefusedAgainAndAgain: a peer whose hello is refused at every attempt is dead after its time,
+// for that reason, and stays so: nothing changes until it is accepted, or refused for another.
+func TestRefusedAgainAndAgain(t *testing.T) {
+	s := newSolo(t)
+	refused := func(model string) (changes []Changed) {
+		s.Connected(s.at)
+		h := testHello("b", 2)
+		h.Layout.Model = model
+		s.hello(h)
+		s.to(s.at + 300*ms)
+		return take[Changed](s)
+	}
+	c := refused("x")
+	require.Equal(t, Suspect, c[0].To)
+	for s.State() != Dead {
+		c = append(c, refused("x")...)
+	}
+	require.Len(t, c, 2)
+	require.Equal(t, c[0].Reason, c[1].Reason)
+	require.Contains(t, c[1].Reason, `model: here "m", there "x"`)
+	for range 5 {
+		require.Empty(t, refused("x"))
+	}
+	c = refused("y")
+	require.Len(t, c, 2, "%v", c)
+	require.Contains(t, c[1].Reason, `there "y"`)
+	require.Empty(t, refused("y"))
+	s.Connected(s.at)
+	s.hello(testHello("b", 2))
+	require.Equal(t, Ready, take[Changed](s)[0].To)
+	s.to(s.at + 3*time.Second)
+	c = take[Changed](s)
+	require.Contains(t, c[len(c)-1].Reason, "no byte from b", "that it is silent now")
+}
+
 // TestProtocolVersions: the highest common version wins; none is a refusal with both
 // ranges.
 // What the edge refuses ends like any refused hello: the peer hears why, and jobs that
@@ -785,6 +820,49 @@ func TestRestart(t *testing.T) {
 	require.True(t, take[Close](s)[0].Protocol, "a ping of the old process")
 }
 
+// TestNothingOfTheOldConnection: what is due when a new connection replaces the old one, and the
+// timers have not come to yet, is not said on the new one, and does not close it: a peer that
+// hears anything before the Hello ends the session.
+func TestNothingOfTheOldConnection(t *testing.T) {
+	for _, at := range []time.Duration{260 * ms, 800 * ms, 2100 * ms} { // a Ping; silence; death
+		s := newSolo(t).up()
+		s.Demand(0, testDemand(2, 200*ms))
+		s.Lookup(0, "r", testKeys(1), 100*ms)
+		s.incoming(1, 2)
+		s.Supply(0, 1, []uint32{0})
+		s.Take()
+		s.seen = nil
+		s.Connected(at)
+		effects := s.Take()
+		require.Empty(t, pick[Close](effects), "at %v", at)
+		require.Empty(t, pick[Dial](effects), "at %v", at)
+		sends := pick[Send](effects)
+		require.Len(t, sends, 1, "at %v", at)
+		require.NotNil(t, sends[0].Envelope.GetHello())
+		require.Len(t, pick[DemandDone](effects), 1)
+		require.Len(t, pick[LookupDone](effects), 1)
+		require.Len(t, pick[JobEnded](effects), 1)
+		s.at = at
+		s.hello(testHello("b", 2))
+		require.Equal(t, Ready, s.State(), "the session goes on")
+		require.Empty(t, take[Close](s))
+	}
+	// An attempt that connects after its limit is over, as ever.
+	s := newSolo(t)
+	s.Take()
+	s.Connected(DefaultLimits().ConnectHello)
+	require.Len(t, pick[Close](s.Take()), 1)
+}
+
+func pick[E Effect](effects []Effect) (out []E) {
+	for _, e := range effects {
+		if x, ok := e.(E); ok {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
 // TestReconnectKeepsWaitingJobs: a job that comes while there is no session waits for
 // it; after the same process reconnects, ids go on.
 func TestReconnectKeepsWaitingJobs(t *testing.T) {
@@ -840,8 +918,42 @@ func TestBounds(t *testing.T) {
 	require.Len(t, take[LookedUp](s), 1)
 	s.Receive(0, envelope(&sessionpb.Lookup{Job: 4, Keys: packKeys(testKeys(1)), DeadlineMs: 500}))
 	require.Equal(t, sessionpb.Reason_REASON_BUSY, sent[*sessionpb.States](s)[0].Reason)
-	s.incoming(5, 5)
+	s.AllowLegs(0, true)
+	s.Receive(0, envelope(&sessionpb.Demand{Job: 5, TransferId: "not begun", Leg: LegDemand, Keys: packKeys(testKeys(1)), Slots: []uint32{0}, Epochs: []uint64{1}, DeadlineMs: 500}))
+	require.Equal(t, sessionpb.Reason_REASON_BUSY, sent[*sessionpb.Supply](s)[0].Refused[0].Reason, "open demands in leg demand are jobs")
+	s.incoming(6, 5)
 	require.True(t, take[Close](s)[0].Protocol, "keys of one message, from a peer that was told the bound")
+}
+
+// TestKeysOfTheSmallerBound: a message names no more keys than the side with the smaller bound
+// takes; Status says how many, and what waited for a Hello that says less ends by name instead
+// of breaking the protocol.
+func TestKeysOfTheSmallerBound(t *testing.T) {
+	keys := func(own, theirs int) *solo {
+		s := newSolo(t, func(c *Config) { c.Limits.KeysMax = own })
+		require.Equal(t, min(own, KeysMin), s.Status(0).KeysMax, "before the hello")
+		s.Demand(0, testDemand(5, 0))
+		s.Lookup(0, "r", testKeys(5), 0)
+		s.Connected(0)
+		h := fillHello(testHello("b", 2), &s.cfg.Limits)
+		h.Caps.MaxKeys = uint32(theirs)
+		s.Receive(0, envelope(h))
+		return s
+	}
+	s := keys(1000, 4)
+	require.Equal(t, 4, s.Status(0).KeysMax)
+	require.Empty(t, sent[*sessionpb.Demand](s))
+	require.Empty(t, sent[*sessionpb.Lookup](s))
+	d, l := take[DemandDone](s), take[LookupDone](s)
+	require.Equal(t, "5 keys; b takes at most 4 in one message", d[0].Results[0].Text)
+	require.Equal(t, Invalid, d[0].Results[0].Cause)
+	require.Equal(t, Invalid, l[0].Cause)
+	require.True(t, s.Idle())
+	require.Equal(t, 6, keys(6, 1000).Status(0).KeysMax)
+	require.Equal(t, 6, keys(6, 0).Status(0).KeysMax, "it does not say")
+	s = keys(1000, 5)
+	require.Len(t, sent[*sessionpb.Demand](s), 1)
+	require.Len(t, sent[*sessionpb.Lookup](s), 1)
 }
 
 // TestLookup: the states come back packed, and a late answer has no effect.

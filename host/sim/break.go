@@ -19,6 +19,10 @@ type Break struct {
 	Pin bool
 	// Slot: the slot of a chunk that did not come is not let go.
 	Slot bool
+	// Budget: what a job has taken of its peer's budget is not given back.
+	Budget bool
+	// Legs: every leg is allowed, whatever the rules.
+	Legs bool
 	// Recover: a session that was lost is not dialed again.
 	Recover bool
 }

@@ -114,6 +114,9 @@ func (n *node) checkPins() {
 		}
 	}
 	for _, p := range n.producers {
+		for i := range p.own {
+			hold(&p.own[i])
+		}
 		for _, k := range p.chunks {
 			if hold(&k.hold); k.hold.zero() && k.slot != (tier.Slot{}) {
 				add(p.owner, 0, 1)
@@ -138,7 +141,29 @@ func (n *node) checkPins() {
 		hold(&x.hold)
 	}
 	n.comparePins(want)
+	n.checkBudgets()
 	n.checkJoined(joined)
+}
+
+// checkBudgets compares what each peer takes of its budget with what its jobs have: every
+// chunk that is available and has not ended, once for each job.
+func (n *node) checkBudgets() {
+	for _, p := range n.peers {
+		if p == nil {
+			continue
+		}
+		kept := uint64(0)
+		for _, v := range p.servings {
+			for _, x := range v.words {
+				if x == wordAvailable {
+					kept += chunkBytesMax
+				}
+			}
+		}
+		if is := n.join.PeerBytes(name(p.i)); is != kept || is > n.w.joins.PeerBytesMax {
+			n.w.fail("budget", "node %d: %d bytes are kept for node %d, its jobs have %d; the most is %d", n.i, is, p.i, kept, n.w.joins.PeerBytesMax)
+		}
+	}
 }
 
 func (n *node) comparePins(want map[tier.Owner]held) {
@@ -183,7 +208,7 @@ func (n *node) checkJoined(joined int) {
 			continue
 		}
 		for i, x := range v.words {
-			if x == wordAvailable {
+			if h := v.holds[uint32(i)]; x == wordAvailable && h.zero() {
 				if keys == nil {
 					keys = map[bound]struct{}{}
 				}
@@ -211,6 +236,9 @@ func (n *node) finalCheck() {
 		left = "requests or jobs"
 	}
 	for _, p := range n.peers {
+		if p != nil && n.join.PeerBytes(name(p.i)) > 0 {
+			left = fmt.Sprintf("%d bytes of the budget of node %d", n.join.PeerBytes(name(p.i)), p.i)
+		}
 		if p != nil && left == "" && (!p.core.Idle() || p.core.State() != session.Ready) {
 			left = fmt.Sprintf("the session with node %d is %+v", p.i, p.core.Status(n.local()))
 		}

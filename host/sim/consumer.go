@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tierd/tierd/abi"
@@ -26,7 +27,7 @@ type consumer struct {
 
 	own, known []abi.States
 	round      int
-	lookup     session.JobID
+	looking    *asking // lookups that are awaited; nil = none
 
 	resume     uint64
 	wants      []*want
@@ -36,6 +37,10 @@ type consumer struct {
 	open       int
 	sealed     bool
 	fell       bool
+	doubt      bool // leg demand: something was lost that no plan has taken into account
+	rethink    bool // a second plan of leg demand is on its way
+	ceiling    uint64
+	stride     uint64
 	settled    bool
 	finished   bool
 	fetches    []*fetch
@@ -51,6 +56,18 @@ type want struct {
 	asked   bool
 	ended   bool
 	hold    hold
+	fetch   *fetch // the demand that asks the peer for it
+	index   int    // its place there
+}
+
+// An asking is the lookups of one round: more keys than a message takes go in several.
+type asking struct {
+	c      *consumer
+	ids    []session.JobID
+	states []abi.States
+	keys   []int
+	open   int
+	failed bool
 }
 
 // A fetch is one demand, with what the check knows of it.
@@ -74,7 +91,7 @@ func (n *node) beginConsumer(r *Request) {
 	}
 	n.consumers = append(n.consumers, c)
 	p := n.peers[r.Producer]
-	if s := p.core.State(); s == session.Ready || s == session.Connecting {
+	if c.usable(p) {
 		c.peer = p
 	}
 	c.tryPlan()
@@ -135,18 +152,23 @@ func (c *consumer) probe() {
 		c.planned(step.Plan, c.known, true)
 		return
 	}
-	ask := refs(step.Lookup)
-	keys := make([]session.Key, len(ask))
-	for i, ref := range ask {
-		keys[i] = session.Key(c.key(ref))
-	}
 	p := c.peer
-	l := &lookup{c: c, limit: c.n.local() + c.n.w.limits.Lookup}
-	id := p.core.Lookup(c.n.local(), fmt.Sprint(c.req.ID), keys, 0)
-	c.lookup = id
-	p.lookups[id] = l
+	b := &asking{c: c}
+	c.looking = b
+	for piece := range slices.Chunk(refs(step.Lookup), p.keysMax()) {
+		keys := make([]session.Key, len(piece))
+		for i, ref := range piece {
+			keys[i] = session.Key(c.key(ref))
+		}
+		id := p.core.Lookup(c.n.local(), fmt.Sprint(c.req.ID), keys, 0)
+		p.lookups[id] = &lookup{b: b, at: len(b.ids), limit: c.n.local() + c.n.w.limits.Lookup}
+		b.ids, b.states, b.keys, b.open = append(b.ids, id), append(b.states, nil), append(b.keys, len(keys)), b.open+1
+	}
 	p.carry()
 }
+
+// keysMax is how many keys a message to the peer may name.
+func (p *peer) keysMax() int { return p.core.Status(p.n.local()).KeysMax }
 
 // lookupDone is the one end of a lookup.
 func (p *peer) lookupDone(e session.LookupDone) {
@@ -162,29 +184,38 @@ func (p *peer) lookupDone(e session.LookupDone) {
 	if e.Cause == session.Deadline && now < l.limit || n.late(l.limit) {
 		n.w.fail("wait", "node %d: lookup %d ends by %v at %v, its limit is %v", n.i, e.Job, e.Cause, now, l.limit)
 	}
-	c := l.c
+	b, c := l.b, l.b.c
 	c.req.crowded = c.req.crowded || e.Cause == session.Busy || e.Cause == session.Answered && e.Text != ""
+	b.states[l.at], b.failed = e.States, b.failed || e.Cause != session.Answered
+	if b.open--; b.open > 0 {
+		return
+	}
 	// What waits for the answer is another goroutine: it runs after the core's step.
 	n.w.after(0, n, func() {
-		if c.finished || c.lookup != e.Job {
+		if c.finished || c.looking != b {
 			return
 		}
 		n.moved = true
-		c.lookup = 0
-		if e.Cause != session.Answered {
+		c.looking = nil
+		if b.failed {
 			c.planned(must(n.w.plan.Settled(c.ask, c.own)), c.own, true)
 			return
 		}
-		c.learn(e.States)
+		c.learn(b)
 		c.round++
 		c.probe()
 	})
 }
 
-func (c *consumer) learn(states abi.States) {
+func (c *consumer) learn(b *asking) {
 	step := must(c.n.w.plan.Probe(c.ask, c.known, c.round))
-	for k, ref := range refs(step.Lookup) {
-		s := states.At(k)
+	piece, at := 0, 0
+	for _, ref := range refs(step.Lookup) {
+		if at == b.keys[piece] {
+			piece, at = piece+1, 0
+		}
+		s := b.states[piece].At(at)
+		at++
 		if s == abi.Retry {
 			s = abi.Miss
 		}
@@ -200,7 +231,10 @@ func (c *consumer) planned(pl plan.Plan, known []abi.States, pendings bool) {
 	c.resume = pl.ResumeTokens
 	demand := refs(pl.Demand)
 	wants := c.wantsOf(demand)
-	if pendings || c.peer == nil || !c.leg.eager {
+	switch {
+	case c.foretold():
+		c.spare = c.tailsBelow(c.resume, demand)
+	case pendings || c.peer == nil || !c.leg.eager:
 		some := false
 		for _, x := range wants {
 			x.pending = known[x.ref.Group].At(int(x.ref.Chunk)) == abi.Pending
@@ -226,6 +260,7 @@ func (c *consumer) planned(pl plan.Plan, known []abi.States, pendings bool) {
 		c.fetch(missing)
 	}
 	c.sealed = true
+	c.reconsider()
 	c.settle()
 }
 
@@ -300,21 +335,27 @@ func (c *consumer) take(wants []*want) (missing, writing []*want, err error) {
 }
 
 func (c *consumer) fetch(missing []*want) {
-	n := c.n
-	if len(missing) == 0 {
-		return
-	}
 	if c.peer == nil {
 		for _, x := range missing {
 			c.lost(x)
 		}
 		return
 	}
-	f := &fetch{c: c, wants: missing, supplied: make([]time.Duration, len(missing)), over: make([]bool, len(missing))}
+	if len(missing) > 0 {
+		for piece := range slices.Chunk(missing, c.peer.keysMax()) {
+			c.demand(piece)
+		}
+	}
+}
+
+func (c *consumer) demand(piece []*want) {
+	n := c.n
+	f := &fetch{c: c, wants: piece, supplied: make([]time.Duration, len(piece)), over: make([]bool, len(piece))}
 	req := session.DemandRequest{TransferID: c.req.transfer(), RequestID: fmt.Sprint(c.req.ID), Leg: c.req.Leg,
 		Timeout: max(1, c.deadline-n.local())}
 	f.deadline = n.local() + req.Timeout
-	for _, x := range missing {
+	for i, x := range piece {
+		x.fetch, x.index = f, i
 		req.Keys = append(req.Keys, session.Key(x.key))
 		req.Slots = append(req.Slots, x.slot.Index)
 		req.Epochs = append(req.Epochs, x.slot.Epoch)
@@ -435,11 +476,13 @@ func (p *peer) demandDone(e session.DemandDone) {
 	}
 	for i, r := range e.Results {
 		n.w.result.Causes[r.Cause]++
-		f.c.req.crowded = f.c.req.crowded || r.Cause == session.Busy
+		f.c.req.crowded = f.c.req.crowded || r.Cause == session.Busy || r.Cause == session.Invalid // a bound of one of the two
 		n.w.note(r.Cause.String(), n.i, p.i, uint64(e.Job)<<8|uint64(i))
 		switch {
 		case r.Cause == session.Open:
 			n.w.fail("results", "node %d: demand %d ends and key %d is open", n.i, e.Job, i)
+		case r.Cause == session.Refused && p.allowed && strings.Contains(r.Text, "rules, deployment or caps of"):
+			n.w.fail("leg", "node %d: demand %d key %d is refused here, although the pair with node %d is accepted: %s", n.i, e.Job, i, p.i, r.Text)
 		case r.Cause == session.Deadline && now < f.deadline:
 			n.w.fail("wait", "node %d: demand %d key %d ends by deadline at %v, before it, %v", n.i, e.Job, i, now, f.deadline)
 		case r.Cause == session.TransferLate && (f.supplied[i] == 0 || now < f.supplied[i]):
@@ -474,6 +517,9 @@ func (c *consumer) poll() (changed bool) {
 	}
 	var left, late []*want
 	for _, x := range c.writing {
+		if x.ended { // a second plan has given it up
+			continue
+		}
 		refs, found := n.tier.Pin(c.owner, []tier.Key{x.key})
 		switch {
 		case found[0] == tier.Readable:
@@ -507,6 +553,7 @@ func (c *consumer) poll() (changed bool) {
 			c.fetch(late)
 		}
 	}
+	c.reconsider()
 	c.settle()
 	return changed
 }
@@ -536,11 +583,12 @@ func (c *consumer) lost(x *want) {
 		return
 	}
 	c.lostLater(x)
+	c.reconsider()
 	c.settle()
 }
 
 func (c *consumer) lostLater(x *want) {
-	x.ended = true
+	x.ended, c.doubt = true, true
 	if x.slot != (tier.Slot{}) && !c.n.w.broken.Slot {
 		if err := c.n.tier.Drop(x.slot); err != nil {
 			c.n.w.fail("pin", "node %d: the slot of a chunk that did not come: %v", c.n.i, err)
@@ -564,7 +612,7 @@ func (c *consumer) settle() {
 	if !c.sealed || c.open > 0 || c.settled || c.finished {
 		return
 	}
-	if !c.fell && len(c.spare) > 0 && c.n.local() < c.deadline &&
+	if !c.fell && !c.foretold() && len(c.spare) > 0 && c.n.local() < c.deadline &&
 		slices.ContainsFunc(c.wants, func(x *want) bool { return x.pending && x.hold.zero() }) {
 		c.fell = true
 		c.fallBack()
@@ -600,10 +648,8 @@ func (c *consumer) fallBack() {
 		known[x.ref.Group].Put(int(x.ref.Chunk), abi.Hit)
 	}
 	demand := refs(must(c.n.w.plan.Settled(c.ask, known)).Demand)
-	if c.peer != nil {
-		if s := c.peer.core.State(); s == session.Suspect || s == session.Dead {
-			demand = nil
-		}
+	if c.peer != nil && !c.usable(c.peer) {
+		demand = nil
 	}
 	var again []*want
 	for _, x := range c.spare {
@@ -611,11 +657,20 @@ func (c *consumer) fallBack() {
 			again = append(again, x)
 		}
 	}
+	c.open++ // demandMore takes it back
+	c.demandMore(again)
+}
+
+// demandMore mirrors consumer.demandMore: what a second plan adds is taken and demanded.
+func (c *consumer) demandMore(again []*want) {
 	missing, writing, err := c.take(again)
+	c.open--
+	c.rethink = false
 	if err != nil {
 		for _, x := range again {
 			c.n.letGo(x.hold)
-			x.hold = hold{}
+			x.hold, x.ended = hold{}, false
+			c.doubt = true
 		}
 		again = nil
 	}
@@ -627,6 +682,7 @@ func (c *consumer) fallBack() {
 		c.awaitOthers(writing)
 	}
 	c.fetch(missing)
+	c.reconsider()
 	c.settle()
 }
 
@@ -672,12 +728,17 @@ func (c *consumer) finish(abort bool, cause string) {
 	n := c.n
 	c.finished = true
 	for _, x := range c.writing {
-		c.lostLater(x)
+		if !x.ended {
+			c.lostLater(x)
+		}
 	}
 	c.writing = nil
-	if c.lookup != 0 {
-		c.peer.core.Abort(n.local(), c.lookup, cause)
-		c.peer.carry()
+	if b := c.looking; b != nil {
+		c.looking = nil
+		for _, id := range b.ids {
+			c.peer.core.Abort(n.local(), id, cause) // one that is answered has ended
+			c.peer.carry()
+		}
 	}
 	for _, f := range slices.Clone(c.fetches) {
 		c.peer.core.Abort(n.local(), f.id, cause)

@@ -21,6 +21,8 @@ var controls = []struct {
 	{"a result is given twice", Break{DoneTwice: true}, []string{"result twice"}, 5},
 	{"a pin is not let go", Break{Pin: true}, []string{"pin"}, 5},
 	{"a slot is not let go", Break{Slot: true}, []string{"pin"}, 10},
+	{"a budget is not given back", Break{Budget: true}, []string{"budget"}, 5},
+	{"legs are not refused", Break{Legs: true}, []string{"leg"}, 40},
 	{"a lost session is not dialed again", Break{Recover: true}, []string{"recovery", "left behind"}, 20},
 }
 

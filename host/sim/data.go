@@ -197,6 +197,7 @@ func (p *peer) write(l *link, lane int, it *item) {
 	if x.p.rnd.one(slowFrames) {
 		takes = time.Duration(x.p.rnd.between(int64(frameTime), int64(slowFrameTime)))
 	}
+	takes = max(takes, x.p.clogged-w.now) // what nobody reads is not written
 	x.put(x.p.skew, func() { c.frameBegin(l, f) })
 	x.put(x.p.skew+takes, func() {
 		if f.dst != nil {

@@ -13,25 +13,28 @@
 //
 // The goroutines of package host are a thin glue here, which keeps to the same order:
 //
-//	here         mirrors in host
-//	consumer.go  consumer.go, fetch.go (fetch)
-//	producer.go  producer.go
-//	serve.go     supply.go
-//	hold.go      hold.go, meeting.go
-//	data.go      fetch.go (connectData, sink) and package transfer: two lanes a link,
-//	             frames that begin and end, torn ones, waits for a lane
-//	net.go       session/wire: connections, attempts, what is under way
-//	node.go      node.go (Close), session/wire's actors
+//	here           mirrors in host
+//	consumer.go    consumer.go, fetch.go (fetch)
+//	reconsider.go  reconsider.go
+//	producer.go    producer.go
+//	serve.go       supply.go
+//	hold.go        hold.go, meeting.go
+//	data.go        fetch.go (connectData, sink) and package transfer: two lanes a link,
+//	               frames that begin and end, torn ones, waits for a lane
+//	net.go         session/wire: connections, attempts, what is under way
+//	node.go        node.go (Close), session/wire's actors
 //
 // A wait of host in a goroutine is a state here, at which the node looks after each of its
 // steps. What a mirror cannot cover is the glue itself: its locks, its contexts, its order
 // of goroutines. For that there are the drawn deployments of package host under the race
-// detector, and the tests with real processes. Not played either: two nodes that dial each
-// other at once (session/wire), rules that differ, and more keys than a message takes.
+// detector, and the tests with real processes. Of rules that differ only the session's side
+// is played: what the check of a pair comes to, and when, is drawn.
 //
 // # A run
 //
-// A seed is a [Schedule]: nodes, a model, at least 20 requests with the whims of their
+// A seed is a [Schedule]: nodes, a model, whether both sides of a pair dial, whether the nodes
+// run two versions of the rules, whether a message takes only a few keys, whether a peer's
+// budget is tight, at least 20 requests with the whims of their
 // engines (queueing, preemption, native prefixes, generated tokens, aborts, a producer that
 // never begins or has less of the prompt), and at least 3 faults. A fault waits for a message boundary: the n-th Hello, Lookup, Demand, ... between
 // two nodes that is sent or delivered. It is struck between two events of that very
@@ -48,6 +51,8 @@
 // After every step, for every node that it touched:
 //
 //   - every lookup, demand, peer's job and request has exactly one result;
+//   - what is kept for a peer is what its jobs have, and within its budget; a pair that is not
+//     accepted uses only leg probe;
 //   - each pin, slot and grab of the tier has an owner that knows of it, and each hold that
 //     the join was given is parked, or bound by a job;
 //   - bytes that are readable, pushed or loaded are those of their key; they go only into the

@@ -36,11 +36,14 @@ const (
 	KindCorrupt
 	// KindDrain: a node is told to end, drains, and starts again.
 	KindDrain
+	// KindForget: a consumer lives and has forgotten what it has demanded of a producer: it
+	// reads no data, renews nothing and gives nothing back.
+	KindForget
 	kinds
 )
 
 var kindNames = [kinds]string{"cut control", "cut data", "partition", "one way", "half-open", "stall", "crash", "engine dies",
-	"slow", "control/data skew", "clock drift", "corrupt", "drain"}
+	"slow", "control/data skew", "clock drift", "corrupt", "drain", "forgets"}
 
 // String returns the kind's name.
 func (k Kind) String() string { return kindNames[k] }
@@ -208,6 +211,7 @@ func init() {
 	strikes = [kinds]func(*world, *armed) bool{
 		(*world).cutControl, (*world).cutData, (*world).partition, (*world).oneWay, (*world).halfOpen, (*world).stall, (*world).crash,
 		(*world).killEngine, (*world).slowDown, (*world).skewPaths, (*world).drift, (*world).corruptFrames, (*world).drainVictim,
+		(*world).forget,
 	}
 }
 
@@ -395,6 +399,14 @@ func (w *world) corruptFrames(f *armed) bool {
 	a, b := w.path(f.A, f.B), w.path(f.B, f.A)
 	a.corrupt, b.corrupt = int(f.Strength), int(f.Strength)
 	w.last(f.Lasts, func() { a.corrupt, b.corrupt = 0, 0 })
+	return true
+}
+
+func (w *world) forget(f *armed) bool {
+	says, reads := w.path(f.A, f.B), w.path(f.B, f.A)
+	reads.clogged = max(reads.clogged, w.now+f.Lasts)
+	says.forgets++
+	w.last(f.Lasts, func() { says.forgets-- })
 	return true
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/sessionpb"
 	"google.golang.org/protobuf/proto"
 )
@@ -16,6 +17,8 @@ type path struct {
 	skew    time.Duration // of data alone
 	control time.Duration // of control alone
 	stuck   []func()      // what has come to a blocked path, in order
+	clogged time.Duration // world: until when nobody reads the data that comes this way
+	forgets int           // faults by which the consumer on this end says nothing of its demands
 	corrupt int           // frames to spoil
 }
 
@@ -94,6 +97,7 @@ type conn struct {
 	pipes [2]pipe // by the end that sends
 	ends  [2]*peer
 	open  [2]bool
+	up    [2]bool // the session began on it, as this end knows
 }
 
 func (c *conn) side(p *peer) int {
@@ -151,6 +155,32 @@ func (p *peer) adopt(c *conn) {
 	p.carry()
 }
 
+// incoming takes or refuses a connection that the peer dialed; it mirrors wire's actor.
+func (p *peer) incoming(c *conn, boot uint64) bool {
+	p.core.Tick(p.n.local()) // what is due is said on the connection before this one
+	p.carry()
+	cur := session.Current{Exists: p.conn != nil}
+	if cur.Exists {
+		s := p.core.Status(p.n.local())
+		cur.Dialed, cur.Ready, cur.BootID = p.conn.ends[0] == p, s.State == session.Ready, s.BootID
+		cur.HasSession = p.conn.up[p.conn.side(p)]
+	}
+	if session.KeepNew(name(p.n.i), name(p.i), cur, boot) {
+		p.adopt(c)
+		return true
+	}
+	p.n.w.result.Duplicates++
+	p.n.w.note("duplicate", p.n.i, p.i, 0)
+	e := &sessionpb.Envelope{Message: &sessionpb.Envelope_Goaway{Goaway: &sessionpb.Goaway{Reason: "duplicate"}}}
+	c.pipes[1].put(c.pipes[1].p.control, func() {
+		if d := c.ends[0]; c.open[0] && d.conn == c {
+			d.receive(e)
+		}
+	})
+	p.hangUp(c, "duplicate")
+	return false
+}
+
 // hangUp closes this side's end; the other one learns it after what is under way.
 func (p *peer) hangUp(c *conn, reason string) {
 	k := c.side(p)
@@ -182,6 +212,9 @@ func (p *peer) send(e *sessionpb.Envelope) {
 		return
 	}
 	k := c.side(p)
+	if c.pipes[k].p.forgets > 0 && ofConsumer(e) {
+		return
+	}
 	if w.sched.Encode {
 		b, err := proto.Marshal(e)
 		if err != nil {
@@ -208,12 +241,17 @@ func (p *peer) send(e *sessionpb.Envelope) {
 			if e.GetHello() == nil || k != 0 { // a dialed connection is the acceptor's once its Hello is there
 				return
 			}
-			o.core.Tick(o.n.local()) // what is due is said on the connection before this one
-			o.carry()
-			o.adopt(c)
+			if !o.incoming(c, e.GetHello().BootId) {
+				return
+			}
 		}
 		o.receive(e)
 	})
+}
+
+// ofConsumer says whether a message is about a demand that its sender has made before.
+func ofConsumer(e *sessionpb.Envelope) bool {
+	return e.GetRenew() != nil || e.GetAbort() != nil || e.GetDone().GetRelease()
 }
 
 // phaseOf names the boundary that a message is.

@@ -63,6 +63,7 @@ type peer struct {
 
 	heard    time.Duration // local: when a byte came last on a session, or the session was lost
 	heldUp   bool          // a session is up
+	allowed  bool          // every leg is
 	down     bool          // no connection and no attempt
 	downAt   time.Duration // local: since when
 	pingAt   time.Duration // local: when the next Ping is due
@@ -73,7 +74,8 @@ type peer struct {
 
 // A lookup is one that this node waits for.
 type lookup struct {
-	c     *consumer
+	b     *asking
+	at    int // its place there
 	limit time.Duration
 }
 
@@ -92,11 +94,13 @@ func (w *world) boot(i int, boot uint64) {
 	if err != nil {
 		panic(err)
 	}
-	var sizes []uint64
-	for g := range w.model.Groups {
-		sizes = append(sizes, uint64(w.model.chunkBytes(g)))
+	sizes := make([]uint64, len(w.model.Groups))
+	for g := range sizes {
+		sizes[g] = chunkBytesMax // a slot, whatever is in it
 	}
-	n.join = join.New(join.Config{Limits: w.joins, ChunkBytes: sizes})
+	n.join = join.New(join.Config{Limits: w.joins, ChunkBytes: sizes, Elsewhere: n.elsewhere})
+	limits := w.limits
+	limits.KeysMax = w.sched.keysMax(i)
 	n.peers = make([]*peer, w.sched.Nodes)
 	w.nodes[i] = n
 	w.touched(n)
@@ -107,8 +111,8 @@ func (w *world) boot(i int, boot uint64) {
 		jitter := stream(w.sched.Seed, 3, uint64(i), uint64(k), boot)
 		core, err := session.New(n.local(), session.Config{
 			Hello: &sessionpb.Hello{NodeId: name(i), BootId: boot, SlotBytes: chunkBytesMax, DataAddress: name(i), DataToken: []byte{byte(i), byte(boot)},
-				RulesDigest: []byte("rules"), DeploymentDigest: []byte("deployment"), Layout: w.model.layout()},
-			PeerID: name(k), Limits: w.limits, Dial: i < k,
+				RulesDigest: []byte{w.sched.rules(i)}, DeploymentDigest: []byte("deployment"), Layout: w.model.layout()},
+			PeerID: name(k), Limits: limits, Dial: i < k || w.sched.DialBoth,
 			Jitter: func() float64 { return float64(jitter.n(1000)) / 1000 },
 		})
 		if err != nil {
@@ -420,6 +424,10 @@ func (p *peer) effect(e session.Effect) {
 	case session.Up:
 		p.heard, p.heldUp, p.pingAt = n.local(), true, n.local()
 		w.note("up", n.i, p.i, e.Hello.BootId)
+		if c := p.conn; c != nil {
+			c.up[c.side(p)] = true
+		}
+		p.judge(e)
 		if p.link == nil || !p.link.up || e.Restarted {
 			if p.link != nil {
 				p.link.drop(false)
@@ -454,6 +462,32 @@ func (p *peer) effect(e session.Effect) {
 	n.moved = true
 }
 
+// judge mirrors what a node does with a peer of other rules: in the background it checks the
+// pair, and then says whether every leg is allowed.
+func (p *peer) judge(e session.Up) {
+	n, w := p.n, p.n.w
+	if e.SameRules != (w.sched.rules(n.i) == w.sched.rules(p.i)) {
+		w.fail("leg", "node %d: node %d has the same rules: %v", n.i, p.i, e.SameRules)
+	}
+	if e.Restarted || p.core.Status(n.local()).Sessions == 1 {
+		p.allowed = e.SameRules
+	}
+	if n.w.broken.Legs {
+		p.core.AllowLegs(n.local(), true)
+	}
+	if p.allowed {
+		return
+	}
+	w.after(time.Duration(w.rnd.between(1, 600))*ms, n, func() {
+		if p.core.Status(n.local()).BootID != e.Hello.BootId {
+			return // another process: it is judged anew
+		}
+		p.allowed = w.sched.accepted(n.i, p.i)
+		p.core.AllowLegs(n.local(), p.allowed)
+		p.carry()
+	})
+}
+
 // changed checks that the peer's state changes exactly when it must.
 func (p *peer) changed(e session.Changed) {
 	n := p.n
@@ -480,8 +514,6 @@ func (p *peer) changed(e session.Changed) {
 		p.heldUp = false
 	}
 }
-
-// stampEpoch notes the epoch of a slot that was handed out.
 
 // handed checks a slot that the tier has just handed out: nothing may still be put into it.
 func (n *node) handed(s tier.Slot) tier.Slot {

@@ -24,6 +24,7 @@ type producer struct {
 	wanted   []plan.Ref
 	offered  map[plan.Ref]bool
 	offers   []offer
+	own      []hold // the supply of leg probe while the prompt is computed
 	done     uint64 // tokens computed
 	finished bool
 }
@@ -180,6 +181,20 @@ func (p *producer) run(fx *plan.Effects) {
 	}
 	p.finishWork(fx)
 	p.flush()
+	if p.done >= p.tokens {
+		p.letGoOwn()
+	}
+}
+
+// letGoOwn leaves the supply of leg probe to the tier.
+func (p *producer) letGoOwn() {
+	for _, h := range p.own {
+		p.n.letGo(h)
+	}
+	if len(p.own) > 0 {
+		p.touch()
+	}
+	p.own = nil
 }
 
 func (p *producer) copy(c *plan.Copy) {
@@ -328,7 +343,8 @@ func (p *producer) finishWork(fx *plan.Effects) {
 	}
 }
 
-// flush hands the offers to the transfer; without one they stay in the tier, unpinned.
+// flush hands the offers to the transfer; without one they stay in the tier, pinned until the
+// prompt's end.
 func (p *producer) flush() {
 	n := p.n
 	offers := p.offers
@@ -342,7 +358,7 @@ func (p *producer) flush() {
 				n.private = append(n.private, &private{o, n.pendingLimit(len(o.hold.bytes))})
 				continue
 			}
-			n.letGo(o.hold)
+			p.own = append(p.own, o.hold)
 		}
 		return
 	}
@@ -395,6 +411,7 @@ func (p *producer) finish(abort bool, cause string) {
 		n.said[p.transfer] = n.local()
 		n.afterLastWord(p.transfer)
 	}
+	p.letGoOwn()
 	p.touch()
 	p.release()
 	n.producers = slices.DeleteFunc(n.producers, func(o *producer) bool { return o == p })

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/registry/plan"
 )
 
@@ -102,6 +103,9 @@ func (w *world) pullAgain() {
 		x := pairs[k%len(pairs)]
 		r := &Request{Ahead: 40 * ms, Consumer: x.c, Producer: x.p, Leg: legNames[(k/len(pairs)+k)%len(legNames)],
 			Tokens: 49, StepTime: ms, StepTokens: 16, Timeout: 3 * time.Second}
+		if !w.sched.accepted(x.c, x.p) {
+			r.Leg = session.LegProbe
+		}
 		if legs[r.Leg].eager && k%3 == 0 {
 			r.Ahead = -20 * ms // the demand comes first
 		}

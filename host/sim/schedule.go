@@ -33,14 +33,23 @@ var legNames = []string{session.LegPD, session.LegDemand, session.LegProbe}
 // A Schedule is everything that a run is made of, besides the delays of messages, which
 // follow from its seed.
 type Schedule struct {
-	Seed     uint64
-	Nodes    int
-	Model    int
-	Slots    int // of each tier
-	JobsMax  int // of each session and direction
-	Encode   bool
-	Requests []Request
-	Faults   []Fault
+	Seed    uint64
+	Nodes   int
+	Model   int
+	Slots   int // of each tier
+	JobsMax int // of each session and direction
+	Encode  bool
+	// DialBoth: of each pair both sides dial; else the smaller one.
+	DialBoth bool
+	// RulesDiffer: nodes run two versions of the rules; what the check of a pair says follows
+	// from the seed.
+	RulesDiffer bool
+	// FewKeys: a message names only a few keys, and not equally many at each node.
+	FewKeys bool
+	// TightBudget: a peer may keep little more than what one pull needs.
+	TightBudget bool
+	Requests    []Request
+	Faults      []Fault
 }
 
 // A Request is one prompt that a producer computes and a consumer wants.
@@ -114,6 +123,18 @@ func Draw(seed uint64) *Schedule {
 	if r.one(6) {
 		s.JobsMax = 2 + r.n(3)
 	}
+	switch how := stream(seed, 8); how.n(8) { // a stream of its own: the rest of a seed stays as it was
+	case 0, 1, 2:
+		s.DialBoth = true
+	case 3:
+		s.RulesDiffer = true
+	case 4:
+		s.FewKeys, s.JobsMax = true, 1024
+	case 5:
+		s.TightBudget = true
+	case 6:
+		s.DialBoth, s.RulesDiffer = true, true
+	}
 	n := requestsMin + r.n(9)
 	for i := range n {
 		s.Requests = append(s.Requests, drawRequest(&r, s, i))
@@ -185,6 +206,10 @@ func drawFault(r *rng, s *Schedule, kind Kind, phase Phase) Fault {
 	if r.one(2) {
 		f.Lasts = ms64(r, 200, 2600)
 	}
+	if f.Kind == KindForget { // longer than a lease, under a deadline that is longer still
+		f.Lasts = ms64(r, 1100, 2600)
+		q.Timeout = ms64(r, 2800, 4000)
+	}
 	switch f.Kind {
 	case KindDrift:
 		f.Strength = r.between(850, 1150)
@@ -209,6 +234,31 @@ func drawFault(r *rng, s *Schedule, kind Kind, phase Phase) Fault {
 	}
 	f.A, f.B = q.Consumer, q.Producer
 	return f
+}
+
+// keysMax is how many keys a message to a node may name.
+func (s *Schedule) keysMax(i int) int {
+	if s.FewKeys {
+		return 3 + i%4
+	}
+	return session.DefaultLimits().KeysMax
+}
+
+// budgetSlots is a tight budget of a peer: a pull keeps up to 13 chunks.
+const budgetSlots = 16
+
+// rules is the version of the rules that a node runs.
+func (s *Schedule) rules(i int) byte {
+	if s.RulesDiffer {
+		return byte(i % 2)
+	}
+	return 0
+}
+
+// accepted says what the check of a pair comes to; both sides come to the same.
+func (s *Schedule) accepted(i, k int) bool {
+	r := stream(s.Seed, 9, uint64(min(i, k)), uint64(max(i, k)))
+	return s.rules(i) == s.rules(k) || !r.one(3)
 }
 
 // linked says whether two nodes know each other: those that a request or a fault names.
@@ -254,7 +304,8 @@ func (s *Schedule) clone() *Schedule {
 // String draws the schedule, for people and for a bug report.
 func (s *Schedule) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d: %d nodes, model %s, %d slots, %d jobs a session\n", s.Seed, s.Nodes, models[s.Model%len(models)]().name, s.Slots, s.JobsMax)
+	fmt.Fprintf(&b, "seed %d: %d nodes, model %s, %d slots, %d jobs a session; both dial: %v, rules differ: %v, few keys: %v, tight budget: %v\n",
+		s.Seed, s.Nodes, models[s.Model%len(models)]().name, s.Slots, s.JobsMax, s.DialBoth, s.RulesDiffer, s.FewKeys, s.TightBudget)
 	for i := range s.Requests {
 		q := &s.Requests[i]
 		fmt.Fprintf(&b, "  request %d: node %d from node %d, leg %s, %d+%d tokens of text %d.%d; begins %v, producer %v earlier", q.ID, q.Consumer, q.Producer,

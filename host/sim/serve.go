@@ -24,7 +24,7 @@ type serving struct {
 	job        session.Job
 	leg        leg
 	owner      tier.Owner
-	holds      map[uint32]hold // of a leg without transfer, by index
+	holds      map[uint32]hold // what the tier holds beside a transfer, by index; in the peer's budget
 	words      []byte
 	awaits     []uint32
 	awaitLimit time.Duration
@@ -55,6 +55,12 @@ func (p *peer) demanded(j session.Job) {
 	p.servings[j.ID] = v
 	n.servings = append(n.servings, v)
 	n.w.note("demanded", n.i, p.i, uint64(j.ID))
+	if !p.allowed && v.leg.transfer {
+		n.w.fail("leg", "node %d: node %d demands in leg %s, and the pair is not accepted here", n.i, p.i, j.Leg)
+	}
+	if len(j.Keys) > n.w.sched.keysMax(n.i) {
+		n.w.fail("keys", "node %d: node %d demands %d keys; at most %d are allowed", n.i, p.i, len(j.Keys), n.w.sched.keysMax(n.i))
+	}
 	n.w.boundary(PhaseSupply, p.i, n.i, true)
 	n.w.after(time.Duration(n.w.rnd.between(1, 50))*time.Microsecond, n, func() {
 		switch {
@@ -117,8 +123,7 @@ func (v *serving) find() {
 	for i := range keys {
 		switch found[i] {
 		case tier.Readable:
-			v.holds[uint32(i)] = n.pinned(v.owner, pins[i])
-			a.Available = append(a.Available, uint32(i))
+			v.take(uint32(i), n.pinned(v.owner, pins[i]), &a)
 		case tier.Writing:
 			v.awaits = append(v.awaits, uint32(i))
 			bytes += n.w.model.chunkBytes(int(keys[i].Group()))
@@ -127,11 +132,48 @@ func (v *serving) find() {
 		}
 	}
 	if len(miss) > 0 {
-		a.Refused = []session.Refusal{{Indices: miss, Reason: sessionpb.Reason_REASON_MISS}}
+		a.Refused = append(a.Refused, session.Refusal{Indices: miss, Reason: sessionpb.Reason_REASON_MISS})
 	}
 	a.Last = len(v.awaits) == 0
 	v.awaitLimit = n.pendingLimit(bytes)
 	v.answer(a)
+}
+
+// take mirrors serving.take: a pinned chunk is kept as far as the peer's budget goes.
+func (v *serving) take(i uint32, h hold, a *session.Answer) {
+	n := v.p.n
+	if n.join.Reserve(name(v.p.i), &v.job.Keys[i]) {
+		v.holds[i] = h
+		a.Available = append(a.Available, i)
+		return
+	}
+	n.letGo(h)
+	n.w.result.OverBudget++
+	a.Refused = append(a.Refused, session.Refusal{Indices: []uint32{i}, Reason: sessionpb.Reason_REASON_BUSY, Text: n.join.OverBudget()})
+}
+
+// elsewhere mirrors meeting.elsewhere: leg demand sends what the tier holds, whatever the
+// transfer's plan says.
+func (n *node) elsewhere(peer string, job session.JobID, i int, k *session.Key) bool {
+	for _, p := range n.peers {
+		if p == nil || name(p.i) != peer || p.servings[job] == nil {
+			continue
+		}
+		v := p.servings[job]
+		refs, found := n.tier.Pin(v.owner, []tier.Key{tier.Key(*k)})
+		if found[0] != tier.Readable {
+			return false
+		}
+		h := n.pinned(v.owner, refs[0])
+		if !n.join.Reserve(peer, k) {
+			n.letGo(h)
+			return false
+		}
+		v.holds[uint32(i)] = h
+		n.w.result.Elsewhere++
+		return true
+	}
+	return false
 }
 
 // poll looks at the chunks that are being written.
@@ -144,13 +186,13 @@ func (v *serving) poll() (changed bool) {
 	if n.late(v.awaitLimit) {
 		n.w.fail("wait", "node %d: job %d of node %d waits for a chunk that is being written until %v, the limit was %v", n.i, v.job.ID, v.p.i, now, v.awaitLimit)
 	}
-	var left, miss, here []uint32
+	var left, miss []uint32
+	var a session.Answer
 	for _, i := range v.awaits {
 		refs, found := n.tier.Pin(v.owner, []tier.Key{tier.Key(v.job.Keys[i])})
 		switch {
 		case found[0] == tier.Readable:
-			v.holds[i] = n.pinned(v.owner, refs[0])
-			here = append(here, i)
+			v.take(i, n.pinned(v.owner, refs[0]), &a)
 		case found[0] == tier.Writing && now < v.awaitLimit:
 			left = append(left, i)
 		default:
@@ -158,12 +200,12 @@ func (v *serving) poll() (changed bool) {
 		}
 	}
 	v.awaits = left
-	if len(here)+len(miss) == 0 {
+	if len(a.Available)+len(a.Refused)+len(miss) == 0 {
 		return false
 	}
-	a := session.Answer{Available: here, Last: len(left) == 0}
+	a.Last = len(left) == 0
 	if len(miss) > 0 {
-		a.Refused = []session.Refusal{{Indices: miss, Reason: sessionpb.Reason_REASON_MISS}}
+		a.Refused = append(a.Refused, session.Refusal{Indices: miss, Reason: sessionpb.Reason_REASON_MISS})
 	}
 	v.answer(a)
 	return true
@@ -191,8 +233,8 @@ func (p *peer) pushJob(e session.Push) {
 }
 
 func (v *serving) hold(i uint32) hold {
-	if !v.leg.transfer {
-		return v.holds[i]
+	if h := v.holds[i]; !h.zero() || !v.leg.transfer {
+		return h
 	}
 	if stack := v.p.n.holds[v.job.TransferID][tier.Key(v.job.Keys[i])]; len(stack) > 0 {
 		return stack[0]
@@ -224,6 +266,9 @@ func (p *peer) jobEnded(e session.JobEnded) {
 		if r.Cause == session.Lapsed && now < v.lease {
 			n.w.fail("wait", "node %d: job %d of node %d lapses at %v, its lease is to %v", n.i, e.Job, p.i, now, v.lease)
 		}
+		if r.Cause == session.Lapsed {
+			n.w.result.Lapsed++
+		}
 	}
 	n.w.note("job ended", n.i, p.i, uint64(e.Job))
 	delete(p.servings, e.Job)
@@ -232,7 +277,12 @@ func (p *peer) jobEnded(e session.JobEnded) {
 	if v.leg.transfer {
 		n.join.JobEnded(now, name(p.i), e.Job, e.Results)
 		n.carryJoin()
-		return
+	}
+	for i := range v.holds {
+		if n.w.broken.Budget {
+			break
+		}
+		n.join.Return(name(p.i), &v.job.Keys[i])
 	}
 	held := len(v.holds)
 	if pins, _ := n.tier.Release(v.owner); pins != held {

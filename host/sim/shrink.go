@@ -12,6 +12,15 @@ func Shrink(s *Schedule, o Options, kind string) *Schedule {
 	if !fails(best) {
 		return best
 	}
+	for _, simpler := range []func(*Schedule){
+		func(s *Schedule) { s.DialBoth = false }, func(s *Schedule) { s.RulesDiffer = false },
+		func(s *Schedule) { s.FewKeys = false }, func(s *Schedule) { s.TightBudget = false },
+	} {
+		c := best.clone()
+		if simpler(c); fails(c) {
+			best = c
+		}
+	}
 	for again := true; again; {
 		again = false
 		for size := max(len(best.Requests), len(best.Faults)); size >= 1; size /= 2 {

@@ -32,6 +32,7 @@ type batch struct {
 	pulls, hits   int
 	simulated     time.Duration
 	noRoom        int
+	rare          map[string]int // what must occur among many runs
 	failedSeed    uint64
 	failed        *Failure
 	requests, few int
@@ -39,7 +40,7 @@ type batch struct {
 
 // play runs seeds over all cores, and stops at the first that fails.
 func play(first uint64, n int, o Options) *batch {
-	b := &batch{results: map[string]int{}, causes: map[string]int{}}
+	b := &batch{results: map[string]int{}, causes: map[string]int{}, rare: map[string]int{}}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var next atomic.Int64
@@ -83,6 +84,12 @@ func (b *batch) add(seed uint64, s *Schedule, r *Result) {
 		b.few++
 	}
 	b.noRoom += r.NoRoom
+	b.rare["leases lapsed"] += r.Lapsed
+	b.rare["over a peer's budget"] += r.OverBudget
+	b.rare["sent from elsewhere"] += r.Elsewhere
+	b.rare["second plans of leg demand"] += r.Rethought
+	b.rare["duplicate connections"] += r.Duplicates
+	b.rare["keys refused by leg or drain"] += r.Causes[session.Refused]
 	b.fired.Add(&r.Fired)
 	for k, v := range r.Results {
 		b.results[k] += v
@@ -111,7 +118,7 @@ func cpu() time.Duration {
 
 // keyEnds are the ways in which a key of a right request ends.
 var keyEnds = []session.Cause{session.Transferred, session.Unmatched, session.Checksum, session.Aborted, session.PeerSuspect, session.Disconnected,
-	session.Deadline, session.TransferLate, session.PushFailed, session.NoData, session.Busy, session.Refused}
+	session.Deadline, session.TransferLate, session.PushFailed, session.NoData, session.Busy, session.Refused, session.Invalid}
 
 // TestSeeds plays seeds; every invariant holds after every step of each.
 func TestSeeds(t *testing.T) {
@@ -129,14 +136,17 @@ func TestSeeds(t *testing.T) {
 		t.Fatalf("seed %d fails: %v\nshrunk to:\n%v\nwhich fails: %v", b.failedSeed, b.failed, s, r.Failure)
 	}
 	t.Logf("seeds %d to %d: %d runs, %d steps, %v simulated, in %v, %v of it on the cores: %.0f runs a second of one core\n"+
-		"%v\nrequests:%s\nkeys:%s\npulls after the last fault: %d of %d hit",
+		"%v\nrequests:%s\nkeys:%s\nrare:%s\npulls after the last fault: %d of %d hit",
 		*firstSeed, *firstSeed+uint64(*seeds)-1, b.runs, b.steps, b.simulated, took.Round(time.Millisecond), busy.Round(time.Millisecond),
-		float64(b.runs)/busy.Seconds(), &b.fired, count(b.results), count(b.causes), b.hits, b.pulls)
+		float64(b.runs)/busy.Seconds(), &b.fired, count(b.results), count(b.causes), count(b.rare), b.hits, b.pulls)
 	require.Zero(t, b.few, "every run has at least %d requests and %d faults that struck", requestsMin, faultsMin)
 	if *seeds >= 300 { // fewer may leave a cell empty
 		require.Empty(t, b.fired.Empty(), "cells that no fault fell into")
 		for _, c := range keyEnds {
 			require.NotZero(t, b.causes[c.String()], "keys that end by %v", c)
+		}
+		for what, n := range b.rare {
+			require.NotZero(t, n, what)
 		}
 		require.NotZero(t, b.noRoom, "chunks for which a producer has no room")
 	}

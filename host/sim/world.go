@@ -47,6 +47,11 @@ type Result struct {
 	// Results counts the requests by outcome, Causes the ends of demanded keys.
 	Results map[string]int
 	Causes  map[session.Cause]int
+	// Lapsed counts the keys of producers' jobs whose consumers did not renew, OverBudget those
+	// that a peer's budget refused, Elsewhere those that leg demand sent from the tier beside a
+	// transfer, Rethought the second plans of leg demand, and Duplicates the connections that
+	// were refused because both sides had dialed.
+	Lapsed, OverBudget, Elsewhere, Rethought, Duplicates int
 	// NoRoom counts the chunks for which a producer's tier had no room.
 	NoRoom int
 	// Pulls and Hits are of the requests after the last fault has healed.
@@ -269,6 +274,10 @@ func (w *world) build() {
 	w.joins = join.DefaultLimits()
 	w.joins.ParkedAge = time.Second
 	w.joins.ParkedBytesMax = uint64(s.Slots) * chunkBytesMax / 2
+	w.joins.PeerBytesMax = uint64(s.Slots) * chunkBytesMax / 2
+	if s.TightBudget {
+		w.joins.PeerBytesMax = budgetSlots * chunkBytesMax
+	}
 	w.joins.FinishedAge = 1500 * ms
 	w.waits = waits{pending: 2 * time.Second, bytesPerSec: w.limits.TransferBytesPerSecond, laneWait: 750 * ms, drain: w.limits.Drain}
 	w.nodes, w.memory = make([]*node, s.Nodes), make([][]byte, s.Nodes)

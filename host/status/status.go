@@ -153,7 +153,7 @@ type Pins struct {
 	OldestOwner   string  `json:"oldest_owner"`
 }
 
-// Parked is supply that waits for its consumer.
+// Parked is supply that waits for its consumer. A chunk takes a slot, whatever its size.
 type Parked struct {
 	Transfers int    `json:"transfers"`
 	Chunks    int    `json:"chunks"`
@@ -201,6 +201,9 @@ type Peer struct {
 	Lookups int `json:"lookups"`
 	Demands int `json:"demands"`
 	Serves  int `json:"serves"`
+	// PinnedBytes are what those serves keep from being reused, at most PinnedBytesMax.
+	PinnedBytes    uint64 `json:"pinned_bytes"`
+	PinnedBytesMax uint64 `json:"pinned_bytes_max"`
 	// DataLanes are the data connections that this node has with the peer.
 	DataLanes int   `json:"data_lanes"`
 	Legs      []Leg `json:"legs"`

@@ -66,7 +66,7 @@ func full() *Status {
 			{Group: "sliding", Leg: "demand", Unmatched: map[string]uint64{"peer": 0}, PeerEnded: map[string]uint64{"transferred": 0}}},
 		Peers: []Peer{
 			{ID: "prefill-1", Control: "10.0.0.2:7000", Configured: true, State: "ready", Reason: "session", Draining: true, BootID: "0x1f", RTTSeconds: 0.000212,
-				SilenceSeconds: 0.1, Sessions: 1, Lookups: 1, Demands: 2, Serves: 3, DataLanes: 4,
+				SilenceSeconds: 0.1, Sessions: 1, Lookups: 1, Demands: 2, Serves: 3, PinnedBytes: 3 << 20, PinnedBytesMax: 1 << 30, DataLanes: 4,
 				Legs: []Leg{{Leg: "pd", Why: "it runs other rules"}, {Leg: "demand", Why: "it runs other rules"}, {Leg: "probe", Allowed: true}}},
 			{ID: "prefill-2", Control: "10.0.0.3:7000", Configured: true, State: "suspect", Reason: "nothing was heard for 750ms", BootID: "0x2f", RTTSeconds: 0.0004,
 				SilenceSeconds: 3.25, Sessions: 6, Legs: []Leg{{Leg: "pd", Why: "it is suspect:\x1b[2J\nnothing was heard for 750ms"}, {Leg: "probe", Why: "it is suspect:\x1b[2J\nnothing was heard for 750ms"}}}},

@@ -116,7 +116,7 @@ func runReplay(cmd *cobra.Command, opt *replay.Options, args *replayArgs) error 
 	var caught *signalError
 	switch {
 	case err != nil && errors.As(context.Cause(ctx), &caught):
-		fmt.Fprintf(cmd.ErrOrStderr(), "tierd replay: stopped by the %v\n", caught)
+		_ = fail(fmt.Errorf("stopped by the %v", caught))
 		return &exitError{exitSignalled + int(caught.signal)}
 	case err != nil:
 		return fail(err)

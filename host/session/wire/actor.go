@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -208,12 +209,22 @@ func (a *actor) effect(e session.Effect) {
 }
 
 func (a *actor) logChange(e session.Changed) {
-	level := a.p.log.Info
+	args := []any{"peer", a.id, "from", e.From.String(), "to", e.To.String(), "reason", e.Reason}
 	// That this node ends a session itself is no news to worry about.
-	if !a.ended && (e.To == session.Suspect || e.To == session.Dead) {
-		level = a.p.log.Warn
+	if a.ended || e.To != session.Suspect && e.To != session.Dead {
+		a.p.log.Info("peer state changed", args...)
+		return
 	}
-	level("peer state changed", "peer", a.id, "from", e.From.String(), "to", e.To.String(), "reason", e.Reason)
+	a.p.shy.Log.Log(slog.LevelWarn, a.cause("state"), fmt.Sprint(a.id, e.To, e.Reason), "peer state changed", args...)
+}
+
+// cause is one of the log's: of each configured peer its own, of all others together one, for
+// they come, and are forgotten, and come again.
+func (a *actor) cause(what string) string {
+	if a.configured {
+		return what + " of " + a.id
+	}
+	return what
 }
 
 // send queues a message; a queue that is full ends the connection.
@@ -249,9 +260,16 @@ func (a *actor) closed(e session.Close) {
 
 // logFailure logs the first failed attempt after a session; the rest say the same.
 func (a *actor) logFailure(reason string) {
-	if a.failures++; a.failures == 1 {
-		a.p.log.Warn("no session with peer, retrying", "peer", a.id, "address", a.addr, "reason", reason)
+	if a.failures++; a.failures > 1 {
+		return
 	}
+	if a.addr == "" { // it dials, and may dial again
+		a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+reason, "no session with peer", "peer", a.id, "reason", reason)
+		return
+	}
+	l := &a.p.cfg.Limits
+	a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+reason, "no session with peer, retrying", "peer", a.id, "address", a.addr,
+		"reason", reason, "pause_from", l.RetryMin, "pause_to", l.RetryMax)
 }
 
 func (a *actor) stopDial() {
@@ -371,40 +389,17 @@ func (a *actor) incoming(now time.Duration, c *conn, hello *sessionpb.Hello) {
 		c.finish("dead peer")
 		return
 	}
-	cur := current{exists: a.conn != nil}
-	if cur.exists {
+	cur := session.Current{Exists: a.conn != nil}
+	if cur.Exists {
 		s := a.core.Status(now)
-		cur.dialed, cur.ready, cur.bootID = a.conn.dialed, s.State == session.Ready, s.BootID
-		cur.hasSession = a.conn.up
+		cur.Dialed, cur.Ready, cur.BootID = a.conn.dialed, s.State == session.Ready, s.BootID
+		cur.HasSession = a.conn.up
 	}
-	if !keepNew(a.p.cfg.Hello.NodeId, a.id, cur, hello.BootId) {
+	if !session.KeepNew(a.p.cfg.Hello.NodeId, a.id, cur, hello.BootId) {
 		a.p.log.Debug("duplicate peer connection refused", "peer", a.id)
 		c.queue(goawayMessage(duplicate + a.p.cfg.Hello.NodeId + " dialed stays"))
 		c.finish("duplicate session")
 		return
 	}
 	a.adopt(now, c)
-}
-
-// current is what keepNew must know of the connection in use.
-type current struct {
-	exists     bool
-	dialed     bool // by this node
-	hasSession bool // Hellos are exchanged on it
-	ready      bool // and the peer is not silent
-	bootID     uint64
-}
-
-// keepNew says whether a connection that the peer dialed, and that begins with the
-// peer's Hello, replaces the current one. Of two connections that both sides dialed
-// at once, both sides keep the one that the smaller id dialed; a newer connection of
-// the peer replaces its older one.
-func keepNew(local, remote string, cur current, bootID uint64) bool {
-	switch {
-	case !cur.exists, !cur.dialed, remote < local:
-		return true
-	case !cur.hasSession:
-		return false // it is open and about to say its Hello
-	}
-	return !cur.ready || cur.bootID != bootID
 }

@@ -14,7 +14,7 @@
 // Either side may dial, and both may at once. The connection that the node with the
 // smaller id dialed stays. A connection of the other kind is taken while there is no
 // better one: the smaller node refuses it only when its own is open, and not when
-// the peer behind it is silent or has become another process. See keepNew.
+// the peer behind it is silent or has become another process. See session.KeepNew.
 //
 // # Trust
 //

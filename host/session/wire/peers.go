@@ -468,6 +468,16 @@ func (p *Peers) Status() []PeerStatus {
 	return out
 }
 
+// KeysMax is how many keys a lookup or a demand at a peer may have: see session.Status. One
+// that has more is split by its caller.
+func (p *Peers) KeysMax(peer string) int {
+	a, err := p.find(peer)
+	if err != nil {
+		return session.KeysMin // of any peer that comes
+	}
+	return a.status.Load().KeysMax
+}
+
 // all returns the actors.
 func (p *Peers) all() []*actor {
 	p.mu.RLock()

@@ -234,23 +234,23 @@ func (c *cluster) open(h *testHost, peer string) int {
 
 // TestKeepNew: the tie-break, case by case, and from both sides the same.
 func TestKeepNew(t *testing.T) {
-	up := current{exists: true, dialed: true, hasSession: true, ready: true, bootID: 7}
+	up := session.Current{Exists: true, Dialed: true, HasSession: true, Ready: true, BootID: 7}
 	for name, c := range map[string]struct {
 		local, remote string
-		cur           current
+		cur           session.Current
 		boot          uint64
 		want          bool
 	}{
-		"no connection":                      {"a", "b", current{}, 7, true},
-		"newer of the same peer":             {"a", "b", current{exists: true, hasSession: true, ready: true, bootID: 7}, 7, true},
+		"no connection":                      {"a", "b", session.Current{}, 7, true},
+		"newer of the same peer":             {"a", "b", session.Current{Exists: true, HasSession: true, Ready: true, BootID: 7}, 7, true},
 		"smaller dialed, is up":              {"a", "b", up, 7, false},
-		"smaller dialed, about to say hello": {"a", "b", current{exists: true, dialed: true}, 7, false},
-		"smaller dialed, silent":             {"a", "b", current{exists: true, dialed: true, hasSession: true, bootID: 7}, 7, true},
+		"smaller dialed, about to say hello": {"a", "b", session.Current{Exists: true, Dialed: true}, 7, false},
+		"smaller dialed, silent":             {"a", "b", session.Current{Exists: true, Dialed: true, HasSession: true, BootID: 7}, 7, true},
 		"smaller dialed, peer restarted":     {"a", "b", up, 8, true},
 		"larger dialed, smaller comes":       {"b", "a", up, 7, true},
-		"larger about to say hello":          {"b", "a", current{exists: true, dialed: true}, 7, true},
+		"larger about to say hello":          {"b", "a", session.Current{Exists: true, Dialed: true}, 7, true},
 	} {
-		require.Equal(t, c.want, keepNew(c.local, c.remote, c.cur, c.boot), name)
+		require.Equal(t, c.want, session.KeepNew(c.local, c.remote, c.cur, c.boot), name)
 	}
 }
 
@@ -349,5 +349,49 @@ func TestSessionsMax(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		require.Len(t, a.peers.Status(), 2, "the others took the room")
+	})
+}
+
+// TestBoundsOfAnActor: while an actor is held up, new jobs for it are refused beyond a bound, words
+// on jobs in work are not, and of what the peer sends only a few messages are read: the rest
+// stays in its own connection.
+func TestBoundsOfAnActor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.close()
+		b := c.start("b")
+		a := c.start("a", "b")
+		time.Sleep(100 * ms)
+		x, err := a.peers.find("b")
+		require.NoError(t, err)
+		y, err := b.peers.find("a")
+		require.NoError(t, err)
+		hold := make(chan struct{})
+		require.NoError(t, x.post(func(time.Duration) { <-hold }, false))
+		synctest.Wait()
+		ran := 0
+		for range mailboxMax {
+			require.NoError(t, x.post(func(time.Duration) { ran++ }, true))
+		}
+		_, err = a.peers.Lookup(t.Context(), "b", "r", keys(1))
+		require.ErrorIs(t, err, ErrBusy)
+		_, err = a.peers.Demand(t.Context(), "b", demandOf(1))
+		require.ErrorIs(t, err, ErrBusy)
+		require.NoError(t, x.post(func(time.Duration) { ran++ }, false), "a word")
+
+		require.NoError(t, y.post(func(now time.Duration) {
+			for range 1000 {
+				y.core.Release(now, y.core.Lookup(now, "r", keys(1), 1))
+			}
+		}, false))
+		synctest.Wait()
+		require.Len(t, x.conn.unread, unreadMax)
+		close(hold)
+		synctest.Wait()
+		require.Equal(t, mailboxMax+1, ran)
+		time.Sleep(time.Second)
+		require.Equal(t, session.Ready, state(a, "b"))
+		_, err = a.peers.Lookup(t.Context(), "b", "r", keys(1))
+		require.NoError(t, err)
 	})
 }
