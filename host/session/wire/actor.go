@@ -36,6 +36,7 @@ type actor struct {
 	lookups   map[session.JobID]func(session.LookupDone)
 	demands   map[session.JobID]func(session.DemandDone)
 	words     map[session.JobID]func(session.Word)
+	part      func(session.PartCame) // of the Ask in work
 	onIdle    []func()
 	ended     bool
 	failures  int // attempts that failed since the last session
@@ -204,6 +205,13 @@ func (a *actor) effect(e session.Effect) {
 		host.OnCancel(a.id, e.Job, e.Reason)
 	case session.JobEnded:
 		host.OnJobEnd(a.id, e.Job, e.Results, e.Reason)
+	case session.Asked:
+		a.answerAsk(e)
+	case session.PartCame:
+		if f := a.part; f != nil {
+			a.part = nil
+			f(e)
+		}
 	}
 }
 

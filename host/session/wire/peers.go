@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -93,7 +94,7 @@ type Host interface {
 	// PeerUp: a session began. The hello has the peer's data address and token, for
 	// the node to dial. restarted: the peer is another process than before, and what
 	// was known of its memory is void. allLegs: no pair check is needed; else call
-	// Peers.AllowLegs when it has passed.
+	// Peers.AllowLegs with what it comes to.
 	PeerUp(peer string, hello *sessionpb.Hello, restarted, allLegs bool)
 	// PeerState: what the node thinks of the peer changed. On leaving Ready, data
 	// connections are of no use.
@@ -112,6 +113,9 @@ type Host interface {
 	OnCancel(peer string, job session.JobID, reason string)
 	// OnJobEnd ends a job: each OnDemand gets exactly one.
 	OnJobEnd(peer string, job session.JobID, results []session.Result, reason string)
+	// OnAsk returns the bytes of a digest that this node gives out, all of them, or why it
+	// does not. They are not changed after.
+	OnAsk(peer string, digest [sha256.Size]byte) (data []byte, refused string)
 }
 
 // Peers holds the sessions of a node.
@@ -426,11 +430,6 @@ func (p *Peers) DataActivity(peer string) {
 	if a != nil {
 		a.heardAt.Store(int64(p.now()))
 	}
-}
-
-// AllowLegs says whether the pair relation with a peer is accepted.
-func (p *Peers) AllowLegs(peer string, ok bool) {
-	p.command(peer, func(now time.Duration, c *session.Core) { c.AllowLegs(now, ok) })
 }
 
 // AnswerLookup answers a query that OnLookup left open.
