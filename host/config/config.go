@@ -59,6 +59,11 @@ type Config struct {
 	Certificate string `yaml:"certificate"`
 	// CertificateKeys are the paths of the public keys, in PEM, whose certificates count.
 	CertificateKeys []string `yaml:"certificate_keys"`
+	// PeerRules is a directory with rules of other versions that peers run by: a peer's
+	// module is looked for there, by its digest, before it is fetched from the peer, and a
+	// rule of a peer that is a program is run only when it is there. Whoever can write there
+	// can run programs as this daemon. Empty means none.
+	PeerRules string `yaml:"peer_rules"`
 	// Peers are the nodes that this one dials, and that may dial it.
 	Peers []Peer `yaml:"peers"`
 	// PeerCIDRs are ranges of addresses: a node that is not in Peers may dial from one, and
@@ -123,6 +128,10 @@ type Deadlines struct {
 	FinishedMS int64 `yaml:"finished_ms"`
 	// DrainMS: from SIGTERM to exit. 5000.
 	DrainMS int64 `yaml:"drain_ms"`
+	// PairFetchMS: what a peer of another version runs by, from asking to having it. 30000.
+	PairFetchMS int64 `yaml:"pair_fetch_ms"`
+	// PairCheckMS: one check of the pair of two versions, in the background. 600000.
+	PairCheckMS int64 `yaml:"pair_check_ms"`
 }
 
 // Bounds limit what others can make this node hold. Zero means the default.
@@ -173,6 +182,7 @@ func Defaults() Config {
 			RequestMS: 30_000, LookupMS: 500, ConnectMS: 750, RetryMS: 50, RetryMaxMS: 500,
 			PingMS: 250, SuspectMS: 750, DeadMS: 2_000,
 			TransferMS: 500, TransferMBPerS: 200, PendingMS: 2_000, ParkedMS: 60_000, LeaseMS: 10_000, FinishedMS: 60_000, DrainMS: 5_000,
+			PairFetchMS: 30_000, PairCheckMS: 600_000,
 		},
 		Bounds: Bounds{Engines: 8, Requests: 1024, Sessions: 64, MessageBytes: 4 << 20},
 	}
@@ -266,7 +276,7 @@ func (c *Config) fillZeros() {
 }
 
 func (c *Config) resolve(dir string) {
-	paths := []*string{&c.StateDir, &c.EngineSocket, &c.SlabDir, &c.Deployment, &c.Certificate}
+	paths := []*string{&c.StateDir, &c.EngineSocket, &c.SlabDir, &c.Deployment, &c.Certificate, &c.PeerRules}
 	for i := range c.CertificateKeys {
 		paths = append(paths, &c.CertificateKeys[i])
 	}
@@ -292,6 +302,7 @@ func (d *Deadlines) fields() []field {
 		{"ping_ms", &d.PingMS}, {"suspect_ms", &d.SuspectMS}, {"dead_ms", &d.DeadMS},
 		{"transfer_ms", &d.TransferMS}, {"transfer_mb_per_s", &d.TransferMBPerS}, {"pending_ms", &d.PendingMS},
 		{"parked_ms", &d.ParkedMS}, {"lease_ms", &d.LeaseMS}, {"finished_ms", &d.FinishedMS}, {"drain_ms", &d.DrainMS},
+		{"pair_fetch_ms", &d.PairFetchMS}, {"pair_check_ms", &d.PairCheckMS},
 	}
 }
 

@@ -176,6 +176,7 @@ func reread(path string, running *config.Config, node *host.Node, level *slog.Le
 		log.Warn("keys that changed are used only after a restart", "file", path, "keys", strings.Join(ignored, ","))
 	}
 	node.ReloadCerts()
+	node.ReviewPairs()
 	log.Info("peers and log level read again", "file", path, "peers", len(cfg.Peers), "log_level", cfg.LogLevel, "peer_cidrs", len(cfg.PeerCIDRs))
 }
 
