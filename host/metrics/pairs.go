@@ -4,7 +4,7 @@ import "github.com/prometheus/client_golang/prometheus"
 
 var (
 	pairDesc   = prometheus.NewDesc("tierd_peer_pair", "1 for what is known of this node's version and the peer's together: none (no session yet), equal, checking, accepted, refused or undecided.", []string{"peer", "state"}, nil)
-	pairsEnded = prometheus.NewDesc("tierd_pair_checks_total", "Versions of peers that were judged against this node's, by what it came to; a verdict kept from before counts, too.", []string{"result"}, nil)
+	pairsEnded = prometheus.NewDesc("tierd_peer_pair_checks_total", "Versions of peers that were judged against this node's, by what it came to; a verdict kept from before counts, too.", []string{"result"}, nil)
 )
 
 // Pairs is a collector of what is known of peers of other versions.

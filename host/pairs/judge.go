@@ -162,9 +162,9 @@ func (j *Judge) Up(peer string, v Version, boot uint64, equal bool) {
 	q := j.versions[v]
 	switch {
 	case q == nil:
+		j.forgetLocked()
 		q = &inquiry{version: v, peers: map[string]bool{}}
 		j.versions[v] = q
-		j.forgetLocked()
 		j.startLocked(q)
 	case !q.running && q.finding.State == Undecided && q.passing:
 		if before == nil || before.boot != boot {
