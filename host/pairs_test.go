@@ -1,19 +1,28 @@
 package host
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/pairs"
+	"github.com/tierd/tierd/host/rules"
+	"github.com/tierd/tierd/host/status"
 	"github.com/tierd/tierd/plugins"
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/deploy"
+	"github.com/tierd/tierd/specs/module"
 )
 
 // inWasm opens the rules as they serve, and takes them on trust.
@@ -35,6 +44,24 @@ func inWasm(ctx context.Context, d *deploy.Deployment, _ func(done, total int)) 
 
 // compiledDir keeps compiled modules for all tests of a run.
 var compiledDir string
+
+// startWasm starts a node whose rules are those that ship, compiled once for all tests.
+func startWasm(t *testing.T, id string, options ...nodeOption) *Node {
+	t.Helper()
+	return startWasmLogged(t, id, &logTo{}, options...)
+}
+
+func startWasmLogged(t *testing.T, id string, log *logTo, options ...nodeOption) *Node {
+	t.Helper()
+	return startLogged(t, id, inWasm, log, append(options, func(c *config.Config) {
+		if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
+			panic(err)
+		}
+		if err := os.Symlink(compiledDir, rules.CompiledDir(c.StateDir)); err != nil && !errors.Is(err, fs.ErrExist) {
+			panic(err)
+		}
+	})...)
+}
 
 // pairBecomes waits until a node has found out about the pair with a peer.
 func pairBecomes(t *testing.T, n *Node, peer, state string) pairs.Finding {
@@ -69,8 +96,8 @@ func hitsIn(t *testing.T, p, c *testEngine, id string, leg enginepb.Leg, options
 // TestVersionsThatFit: two nodes whose rules have other parameters, the pair of which is
 // accepted, use leg pd in both directions after a while.
 func TestVersionsThatFit(t *testing.T) {
-	producer := startJudged(t, "producer", inWasm, withDeployment(replace(deployment, "max_tokens: 512", "max_tokens: 400")))
-	consumer := startJudged(t, "consumer", inWasm, withPeer("producer", producer.Addresses().Peer))
+	producer := startWasm(t, "producer", withDeployment(replace(deployment, "max_tokens: 512", "max_tokens: 400")))
+	consumer := startWasm(t, "consumer", withPeer("producer", producer.Addresses().Peer))
 	ready(t, consumer, "producer")
 	p, c := attach(t, producer), attach(t, consumer)
 	for _, n := range []*Node{producer, consumer} {
@@ -87,4 +114,168 @@ func TestVersionsThatFit(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, kept, 1)
 	require.True(t, strings.HasSuffix(kept[0].Name(), ".json"))
+}
+
+// gauge returns the value of a series of a node.
+func gauge(t *testing.T, n *Node, name string, labels ...string) float64 {
+	t.Helper()
+	families, err := n.metrics.Registry().Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		for _, m := range f.Metric {
+			var have []string
+			for _, l := range m.Label {
+				have = append(have, l.GetValue())
+			}
+			if f.GetName() == name && slices.Equal(have, labels) {
+				return m.Gauge.GetValue() + m.Counter.GetValue()
+			}
+		}
+	}
+	require.Fail(t, "no series", "%s %v", name, labels)
+	return 0
+}
+
+// refusedLegs asserts that leg pd with the producer ends at once at the consumer, with a
+// reason, and that leg probe hits.
+func refusedLegs(t *testing.T, p, c *testEngine, id string, why ...string) {
+	t.Helper()
+	p.fresh()
+	c.fresh()
+	x := text{id, 300}
+	p.produce(id, x, enginepb.Leg_PROBE)
+	for _, leg := range []enginepb.Leg{enginepb.Leg_PD, enginepb.Leg_DEMAND} {
+		r := c.beginConsumer(id+leg.String(), x, leg)
+		require.Zero(t, r.reply.ResumeTokens)
+		for _, w := range why {
+			require.Contains(t, r.reply.Note, w)
+		}
+		r.finish()
+	}
+	hitsIn(t, p, c, id+"probe", enginepb.Leg_PROBE)
+}
+
+// behind is a node's control port that others find at one address when it starts again.
+func behind(control *proxy, n *Node) *Node {
+	control.target.Store(n.Addresses().Peer)
+	return n
+}
+
+// TestVersionsThatDoNotFit: the consumer's window needs more than the producer's version
+// stores. That way stays on leg probe, everything says why, and the other way is allowed.
+// When the producer comes again with the consumer's rules, all legs are.
+func TestVersionsThatDoNotFit(t *testing.T) {
+	control := startProxy(t)
+	wider := replace(deployment, "window: 20", "window: 40")
+	logged := &logTo{}
+	producer := behind(control, startWasm(t, "producer"))
+	consumer := startWasmLogged(t, "consumer", logged, withPeer("producer", control.addr()), withDeployment(wider))
+	ready(t, consumer, "producer")
+	p, c := attach(t, producer), attach(t, consumer)
+	f := pairBecomes(t, consumer, "producer", pairs.Refused)
+	require.False(t, f.Take)
+	require.True(t, f.Give)
+	require.False(t, pairBecomes(t, producer, "consumer", pairs.Refused).Give)
+
+	const why = "prompts of 32 tokens, group sliding: the consumer demands chunks that the producer, of another version, never supplies (rule: producer window 1.0.0 window 20 extra 0, consumer window 1.0.0 window 40 extra 0)"
+	x := text{"a", 300}
+	p.produce("a", x, enginepb.Leg_PROBE)
+	r := c.beginConsumer("a", x, enginepb.Leg_PD)
+	require.Equal(t, "peer producer runs other rules, parameters or limits, and leg pd is not allowed with it: the pair of the two versions is refused: "+why+
+		"; the whole counterexample is in "+f.File+"; use leg probe", r.reply.Note)
+	r.finish()
+	drawing, err := os.ReadFile(f.File)
+	require.NoError(t, err)
+	require.Contains(t, string(drawing), "missing")
+	allLegsWith(t, producer, "consumer")
+	hitsIn(t, c, p, "back", enginepb.Leg_PD, func(b *enginepb.BeginRequest) { b.PeerId = "consumer" })
+	// What a lookup finds of a narrower window is enough where both have the whole prompt.
+	r = c.beginConsumer("probe", x, enginepb.Leg_PROBE)
+	require.NotContains(t, r.reply.Note, "not allowed")
+	r.finish()
+
+	s := statusz(t, consumer)
+	require.True(t, strings.HasPrefix("the pair of the two versions is refused: "+why, s.Peers[0].Pair.PeerReason))
+	require.NotEmpty(t, s.Peers[0].Pair.PeerReason)
+	s.Peers[0].Pair.PeerReason = ""
+	require.Equal(t, status.Pair{State: "refused", Reason: "the pair of the two versions is refused with this node as the consumer: " + why, CounterexampleFile: f.File, Gives: true,
+		DeploymentDigest: f.Deployment, RulesDigest: f.Rules}, s.Peers[0].Pair)
+	require.Contains(t, strings.Join(s.Attention, "\n"), "peer producer runs another version: the pair of the two versions is refused with this node as the consumer: "+why+"; the whole counterexample is in "+f.File)
+	require.Contains(t, status.Text(s, false), "refused  probe")
+	require.EqualValues(t, 1, gauge(t, consumer, "tierd_peer_pair", "producer", "refused"))
+	require.Zero(t, gauge(t, consumer, "tierd_peer_pair", "producer", "accepted"))
+	require.EqualValues(t, 1, gauge(t, consumer, "tierd_peer_pair_checks_total", "refused"))
+	require.Zero(t, gauge(t, consumer, "tierd_peer_leg_allowed", "pd", "producer"))
+	require.Equal(t, 1, strings.Count(logged.String(), "not every leg is allowed with it"))
+
+	control.cut()
+	producer.Close(context.Background())
+	producer = behind(control, startWasm(t, "producer", withDeployment(wider)))
+	control.mend()
+	p = attach(t, producer)
+	allLegsWith(t, consumer, "producer")
+	require.Equal(t, pairs.Equal, consumer.pairs.Of("producer").State)
+	hitsIn(t, p, c, "equal", enginepb.Leg_PD)
+	clean(t, producer, consumer)
+}
+
+// TestCapOfOneSide: the producer stores less of a prompt than the consumer demands.
+func TestCapOfOneSide(t *testing.T) {
+	producer := startWasm(t, "producer", withDeployment(replace(deployment, "legs:", "max_store_tokens: 128\nlegs:")))
+	consumer := startWasm(t, "consumer", withPeer("producer", producer.Addresses().Peer))
+	ready(t, consumer, "producer")
+	p, c := attach(t, producer), attach(t, consumer)
+	f := pairBecomes(t, consumer, "producer", pairs.Refused)
+	require.Contains(t, f.Why, "(max_store_tokens: producer 128, consumer 0)")
+	require.True(t, f.Give)
+	refusedLegs(t, p, c, "a", "the pair of the two versions is refused", "max_store_tokens: producer 128, consumer 0")
+	clean(t, producer, consumer)
+}
+
+// TestVerdictsOutliveARestart: a node that comes again uses the verdict of before, accepted
+// or refused, and asks the peer for nothing.
+func TestVerdictsOutliveARestart(t *testing.T) {
+	state := t.TempDir()
+	producer := startWasm(t, "producer")
+	for i, other := range []string{replace(deployment, "max_tokens: 512", "max_tokens: 400"), replace(deployment, "window: 20", "window: 40")} {
+		for again := range 2 {
+			consumer := startWasm(t, "consumer", withPeer("producer", producer.Addresses().Peer), withDeployment(other), func(c *config.Config) { c.StateDir = state })
+			ready(t, consumer, "producer")
+			f := pairBecomes(t, consumer, "producer", []string{pairs.Accepted, pairs.Refused}[i])
+			require.Equal(t, again == 1, f.Kept)
+			require.Equal(t, i == 0, f.Take)
+			require.True(t, f.Give)
+			consumer.Close(context.Background())
+		}
+	}
+	kept, err := os.ReadDir(state + "/pairs")
+	require.NoError(t, err)
+	require.Len(t, kept, 3, "two verdicts and one drawing")
+}
+
+// TestModuleOfThePeer: a module that this node does not have comes from the peer, in both
+// directions whoever dialed, and is kept.
+func TestModuleOfThePeer(t *testing.T) {
+	code, err := module.Wasm()
+	require.NoError(t, err)
+	withModule := func(mark byte) nodeOption {
+		return func(c *config.Config) {
+			withDeployment(replace(deployment, "rule: window", "rule: ./mine.wasm#window"))(c)
+			if err := os.WriteFile(filepath.Join(filepath.Dir(c.Deployment), "mine.wasm"), append(bytes.Clone(code), 0, 2, 1, mark), 0o600); err != nil {
+				panic(err)
+			}
+		}
+	}
+	producer := startWasm(t, "producer", withModule('x'))
+	consumer := startWasm(t, "consumer", withModule('y'), withPeer("producer", producer.Addresses().Peer))
+	for n, peer := range map[*Node]string{producer: "consumer", consumer: "producer"} {
+		ready(t, consumer, "producer")
+		pairBecomes(t, n, peer, pairs.Accepted)
+		allLegsWith(t, n, peer)
+		fetched, err := os.ReadDir(n.cfg.StateDir + "/fetched")
+		require.NoError(t, err)
+		require.Len(t, fetched, 1)
+	}
+	hitsIn(t, attach(t, producer), attach(t, consumer), "a", enginepb.Leg_PD)
+	clean(t, producer, consumer)
 }
