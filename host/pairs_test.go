@@ -3,12 +3,18 @@ package host
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +24,8 @@ import (
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/pairs"
 	"github.com/tierd/tierd/host/rules"
+	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
 	"github.com/tierd/tierd/host/status"
 	"github.com/tierd/tierd/plugins"
 	"github.com/tierd/tierd/registry"
@@ -189,7 +197,7 @@ func TestVersionsThatDoNotFit(t *testing.T) {
 	require.Contains(t, string(drawing), "missing")
 	allLegsWith(t, producer, "consumer")
 	hitsIn(t, c, p, "back", enginepb.Leg_PD, func(b *enginepb.BeginRequest) { b.PeerId = "consumer" })
-	// What a lookup finds of a narrower window is enough where both have the whole prompt.
+	// Leg probe is allowed; what it finds of the narrower window is too little to go on from.
 	r = c.beginConsumer("probe", x, enginepb.Leg_PROBE)
 	require.NotContains(t, r.reply.Note, "not allowed")
 	r.finish()
@@ -278,4 +286,199 @@ func TestModuleOfThePeer(t *testing.T) {
 	}
 	hitsIn(t, attach(t, producer), attach(t, consumer), "a", enginepb.Leg_PD)
 	clean(t, producer, consumer)
+}
+
+// A teller is a peer whose session the test speaks, and which answers what it is asked.
+type teller struct {
+	*byHand
+	answer func(a *sessionpb.Ask) *sessionpb.Part // nil = nothing is ever answered
+	legs   chan *sessionpb.Legs
+	asks   atomic.Int64
+}
+
+// tells runs sessions of a peer by hand until the test ends.
+func tells(t *testing.T, n *Node, id string, rules, deployment [32]byte, answer func(a *sessionpb.Ask) *sessionpb.Part) *teller {
+	x := &teller{byHand: dialByHand(t, n, id, closedPort(t)), answer: answer, legs: make(chan *sessionpb.Legs, 64)}
+	x.hello.RulesDigest, x.hello.DeploymentDigest, x.hello.Caps.PartBytes = rules[:], deployment[:], 32<<10
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			x.session(ctx)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return x
+}
+
+func (x *teller) session(ctx context.Context) {
+	s, err := sessionpb.NewPeerClient(x.cc).Session(ctx)
+	if err != nil || s.Send(&sessionpb.Envelope{Message: &sessionpb.Envelope_Hello{Hello: x.hello}}) != nil {
+		return
+	}
+	for {
+		m, err := s.Recv()
+		if err != nil {
+			return
+		}
+		if p := m.GetPing(); p != nil {
+			_ = s.Send(&sessionpb.Envelope{Message: &sessionpb.Envelope_Pong{Pong: &sessionpb.Pong{Seq: p.Seq}}})
+		}
+		if l := m.GetLegs(); l != nil {
+			x.legs <- l
+		}
+		if a := m.GetAsk(); a != nil {
+			x.asks.Add(1)
+			if x.answer != nil {
+				_ = s.Send(&sessionpb.Envelope{Message: &sessionpb.Envelope_Part{Part: x.answer(a)}})
+			}
+		}
+	}
+}
+
+const testDeployment = deployment // which shelfOf gives another meaning
+
+// shelfOf gives out what a deployment is made of, with one more module in it.
+func shelfOf(t *testing.T, more []byte) (bytesOf map[[32]byte][]byte, rules, deployment, module [32]byte) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "mine.wasm"), more, 0o600))
+	d, err := deploy.Parse(filepath.Join(dir, "d.yaml"), []byte(replace(testDeployment, "rule: window", "rule: ./mine.wasm#window")))
+	require.NoError(t, err)
+	e, closeRules, err := inWasm(t.Context(), d, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, closeRules()) }()
+	bytesOf = map[[32]byte][]byte{}
+	put := func(b []byte) [32]byte { id := sha256.Sum256(b); bytesOf[id] = b; return id }
+	return bytesOf, put(e.RulesText()), put(d.Canonical()), put(more)
+}
+
+// partOf is the right answer.
+func partOf(all map[[32]byte][]byte, a *sessionpb.Ask) *sessionpb.Part {
+	b, ok := all[[32]byte(a.Digest)]
+	if !ok {
+		return &sessionpb.Part{Seq: a.Seq, Refused: "not here"}
+	}
+	rest := b[a.Offset:]
+	return &sessionpb.Part{Seq: a.Seq, TotalBytes: uint64(len(b)), Data: rest[:min(len(rest), 32<<10)]}
+}
+
+// TestPeersThatDoNotGive: a peer whose module is not what it says, is too large, comes too
+// slowly or not at all, leaves the pair undecided with the reason. It keeps its session, is
+// on leg probe, is told why, and holds nobody up: not the requests of another peer, and not
+// the check of its version. Nothing is left of it.
+func TestPeersThatDoNotGive(t *testing.T) {
+	code, err := module.Wasm()
+	require.NoError(t, err)
+	fds, before := descriptors(t), runtime.NumGoroutine()
+	t.Run("peers", func(t *testing.T) {
+		all, rulesID, deploymentID, moduleID := shelfOf(t, append(bytes.Clone(code), 0, 2, 1, 'q'))
+		n := startWasm(t, "producer", func(c *config.Config) { c.Deadlines.PairFetchMS = 2000 })
+		for _, c := range []struct {
+			id     string
+			answer func(a *sessionpb.Ask) *sessionpb.Part
+			why    string
+		}{
+			{"wrong", func(a *sessionpb.Ask) *sessionpb.Part {
+				p := partOf(all, a)
+				if [32]byte(a.Digest) == moduleID && a.Offset > 0 {
+					p.Data = bytes.Clone(p.Data)
+					p.Data[0] ^= 1
+				}
+				return p
+			}, "wrong bytes: asked for sha256:" + hex.EncodeToString(moduleID[:])},
+			{"large", func(a *sessionpb.Ask) *sessionpb.Part {
+				p := partOf(all, a)
+				if [32]byte(a.Digest) == moduleID {
+					p.TotalBytes = 8<<20 + 1
+				}
+				return p
+			}, "too long: 8388609 bytes; at most 8388608 are taken"},
+			{"empty", func(a *sessionpb.Ask) *sessionpb.Part { return &sessionpb.Part{Seq: a.Seq, TotalBytes: 7} }, "wrong bytes: none after 0 of 7"},
+			{"liar", func(a *sessionpb.Ask) *sessionpb.Part {
+				return &sessionpb.Part{Seq: a.Seq, TotalBytes: 2, Data: []byte("{}")}
+			}, "wrong bytes: asked for"},
+			{"mean", func(a *sessionpb.Ask) *sessionpb.Part { return partOf(nil, a) }, "not given out: not here"},
+			{"slow", func(a *sessionpb.Ask) *sessionpb.Part {
+				p := partOf(all, a)
+				if [32]byte(a.Digest) == moduleID {
+					p.Data = p.Data[:1]
+				}
+				return p
+			}, "it did not come within deadlines.pair_fetch_ms, 2s"},
+			{"silent", nil, "it did not come within deadlines.pair_fetch_ms, 2s"},
+		} {
+			id := c.id
+			x := tells(t, n, id, rulesID, deploymentID, c.answer)
+			require.Eventually(t, func() bool { return isReady(n, id) }, 30*time.Second, time.Millisecond)
+			f := pairBecomes(t, n, id, pairs.Undecided)
+			require.Contains(t, f.Why, id+": its ")
+			require.Contains(t, f.Why, c.why)
+			require.Contains(t, n.unusable(id, legPD), "the pair of the two versions is undecided")
+			require.Empty(t, n.unusable(id, legProbe))
+			require.True(t, isReady(n, id))
+			require.Eventually(t, func() bool {
+				l := <-x.legs
+				require.False(t, l.Supply)
+				return strings.Contains(l.Reason, "undecided")
+			}, 30*time.Second, time.Millisecond)
+		}
+		require.NoFileExists(t, n.cfg.StateDir+"/fetched/"+hex.EncodeToString(moduleID[:])+".wasm")
+		// A peer of the same version that gives what it has is judged at once.
+		tells(t, n, "good", rulesID, deploymentID, func(a *sessionpb.Ask) *sessionpb.Part { return partOf(all, a) })
+		pairBecomes(t, n, "good", pairs.Accepted)
+		require.Equal(t, pairs.Accepted, n.pairs.Of("liar").State)
+		require.FileExists(t, n.cfg.StateDir+"/fetched/"+hex.EncodeToString(moduleID[:])+".wasm")
+		clean(t, n)
+	})
+	for end := time.Now().Add(5 * time.Second); descriptors(t) > fds || runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			stacks := make([]byte, 1<<20)
+			require.Fail(t, "something is left", "%d descriptors of %d, %d goroutines of %d\n%s", descriptors(t), fds, runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}
+
+// TestProbeWhileTheCheckTakesLong: while one peer's check does not end, and many others never
+// answer, requests of leg probe are served and their sessions stay; Close waits for nothing.
+func TestProbeWhileTheCheckTakesLong(t *testing.T) {
+	producer := startWasm(t, "producer")
+	consumer := startWasm(t, "consumer", withPeer("producer", producer.Addresses().Peer), withDeployment(replace(deployment, "max_tokens: 512", "max_tokens: 480")))
+	for k := range 12 {
+		tells(t, consumer, fmt.Sprint("silent", k), [32]byte{1, byte(k)}, [32]byte{2}, nil)
+	}
+	ready(t, consumer, "producer")
+	p, c := attach(t, producer), attach(t, consumer)
+	for k := range 12 {
+		require.Eventually(t, func() bool { return isReady(consumer, fmt.Sprint("silent", k)) }, 30*time.Second, time.Millisecond)
+		require.Equal(t, pairs.Checking, consumer.pairs.Of(fmt.Sprint("silent", k)).State)
+		hitsIn(t, p, c, fmt.Sprint("a", k), enginepb.Leg_PROBE)
+	}
+	for _, s := range consumer.peers.Status() {
+		require.Equal(t, session.Ready, s.State)
+		require.EqualValues(t, 1, s.Sessions)
+	}
+	clean(t, producer, consumer)
+	require.NoError(t, p.c.Close())
+	require.NoError(t, c.c.Close())
+	began := time.Now()
+	consumer.Close(context.Background())
+	t.Logf("closed in %v while %d peers were waited for", time.Since(began), 12)
+	require.Less(t, time.Since(began), 20*time.Second, "deadlines.pair_fetch_ms is 30 s")
+}
+
+// TestThePeersWord: this node accepts the pair, and the peer does not say that it supplies:
+// no request demands in vain, and the reason is the peer's.
+func TestThePeersWord(t *testing.T) {
+	code, err := module.Wasm()
+	require.NoError(t, err)
+	all, rulesID, deploymentID, _ := shelfOf(t, append(bytes.Clone(code), 0, 2, 1, 'w'))
+	n := startWasm(t, "consumer")
+	tells(t, n, "producer", rulesID, deploymentID, func(a *sessionpb.Ask) *sessionpb.Part { return partOf(all, a) })
+	f := pairBecomes(t, n, "producer", pairs.Accepted)
+	require.True(t, f.Take)
+	c := attach(t, n)
+	r := c.beginConsumer("a", text{"a", 300}, enginepb.Leg_PD)
+	require.Contains(t, r.reply.Note, "this node accepts the pair of the two versions, and the peer does not yet supply: it has not said why; use leg probe")
+	r.finish()
+	clean(t, n)
 }

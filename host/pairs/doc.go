@@ -35,7 +35,8 @@
 // failing prompt; a file has the whole counterexample. A verdict is kept by the two
 // versions and the executable that judged, accepted or refused, and used again after a
 // restart. What was undecided is tried again when something has changed: a reload
-// ([Judge.Retry]) or another version; and, when it was the way to the peer that failed, with
+// ([Judge.Retry]) or another version; when a peer did not give what it should, with another
+// peer of the version, or another process of the same; and when the way to it failed, with
 // its next sessions, a few times.
 //
 // # In the background

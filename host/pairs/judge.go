@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,9 +103,10 @@ type inquiry struct {
 	cancel  context.CancelFunc
 	running bool
 	finding Finding
-	passing bool // undecided, and the next session of a peer may have a better way
-	tries   int  // begun by sessions, since something changed
-	seq     uint64
+	settled bool            // another peer or session would change nothing
+	failed  map[string]bool // peers that do not give what they should
+	tries   int             // since a peer or process of one was new
+	seq     uint64          // rises with the time at which it ended
 
 	doing   atomic.Pointer[string] // while it runs
 	percent atomic.Int64
@@ -163,14 +165,15 @@ func (j *Judge) Up(peer string, v Version, boot uint64, equal bool) {
 	switch {
 	case q == nil:
 		j.forgetLocked()
-		q = &inquiry{version: v, peers: map[string]bool{}}
+		q = &inquiry{version: v, peers: map[string]bool{}, failed: map[string]bool{}}
 		j.versions[v] = q
 		j.startLocked(q)
-	case !q.running && q.finding.State == Undecided && q.passing:
-		if before == nil || before.boot != boot {
+	case !q.running && q.finding.State == Undecided && !q.settled:
+		if before == nil || before.boot != boot || before.version != v {
 			q.tries = 0
+			delete(q.failed, peer)
 		}
-		if q.tries < triesMax {
+		if !q.failed[peer] && q.tries < triesMax {
 			j.startLocked(q)
 		}
 	}
@@ -198,7 +201,8 @@ func (j *Judge) Retry() {
 		case len(q.peers) == 0:
 			delete(j.versions, v)
 		default:
-			q.tries = 0
+			q.tries, q.settled = 0, false
+			clear(q.failed)
 			j.startLocked(q)
 			for peer := range q.peers {
 				j.allowLocked(peer, q)
@@ -257,6 +261,7 @@ func (j *Judge) leaveLocked(peer string) {
 		return
 	}
 	delete(q.peers, peer)
+	delete(q.failed, peer)
 	if len(q.peers) == 0 && q.running {
 		q.cancel()
 		delete(j.versions, p.version)
@@ -285,7 +290,7 @@ func (j *Judge) allowLocked(peer string, q *inquiry) {
 // startLocked begins an inquiry.
 func (j *Judge) startLocked(q *inquiry) {
 	ctx, cancel := context.WithCancel(j.life)
-	q.cancel, q.running, q.passing = cancel, true, false
+	q.cancel, q.running = cancel, true
 	q.tries++
 	q.percent.Store(0)
 	q.doing.Store(nil)
@@ -368,14 +373,11 @@ func leave(places chan struct{}) bool { <-places; return false }
 // bring gathers what a version is made of from the peers that have it, one after the other.
 func (j *Judge) bring(ctx context.Context, q *inquiry, do func(string)) (*bundle, error) {
 	asked := map[string]bool{}
-	var last error
+	var why []string
 	for {
 		peer := j.another(q, asked)
 		if peer == "" {
-			if last == nil {
-				last = &unavailable{why: "no peer that has these rules is there", passing: true}
-			}
-			return nil, last
+			return nil, &unavailable{why: reasons(why)}
 		}
 		asked[peer] = true
 		do("what " + peer + " runs by is fetched")
@@ -385,11 +387,35 @@ func (j *Judge) bring(ctx context.Context, q *inquiry, do func(string)) (*bundle
 		if err == nil || ctx.Err() != nil {
 			return b, err
 		}
-		last = err
 		var u *unavailable
-		if errors.As(err, &u) && u.all {
+		if !errors.As(err, &u) || u.all {
 			return nil, err
 		}
+		why = append(why, peer+": "+u.why)
+		if !u.passing {
+			j.fail(q, peer)
+		}
+	}
+}
+
+// reasons joins why each peer gave nothing.
+func reasons(why []string) string {
+	const most = 3 // a line, not a list
+	switch n := len(why); {
+	case n == 0:
+		return "no peer that has these rules is there"
+	case n > most:
+		return fmt.Sprintf("%s; and %d more peers", strings.Join(why[:most], "; "), n-most)
+	}
+	return strings.Join(why, "; ")
+}
+
+// fail notes that a peer is not asked again for this version.
+func (j *Judge) fail(q *inquiry, peer string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if q.peers[peer] {
+		q.failed[peer] = true
 	}
 }
 
@@ -398,7 +424,7 @@ func (j *Judge) another(q *inquiry, asked map[string]bool) (next string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for peer := range q.peers {
-		if !asked[peer] && (next == "" || peer < next) {
+		if !asked[peer] && !q.failed[peer] && (next == "" || peer < next) {
 			next = peer
 		}
 	}
@@ -408,11 +434,9 @@ func (j *Judge) another(q *inquiry, asked map[string]bool) (next string) {
 // undecided is the finding of what could not be judged.
 func (j *Judge) undecided(q *inquiry, err error) Finding {
 	var u *unavailable
-	if errors.As(err, &u) {
-		j.mu.Lock()
-		q.passing = u.passing
-		j.mu.Unlock()
-	}
+	j.mu.Lock()
+	q.settled = !errors.As(err, &u) || u.all
+	j.mu.Unlock()
 	why := "the pair of the two versions is undecided: " + line(err.Error())
 	return Finding{State: Undecided, Why: why, TakeNot: why, GiveNot: why}
 }

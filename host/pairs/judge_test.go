@@ -228,7 +228,7 @@ func TestSlowPeers(t *testing.T) {
 		require.EqualValues(t, fetchesMax, b.most.Load())
 		f := b.Of("slow1")
 		require.Equal(t, Undecided, f.State)
-		require.Equal(t, "the pair of the two versions is undecided: it did not come within deadlines.pair_fetch_ms, 30s", f.Why)
+		require.Equal(t, "the pair of the two versions is undecided: slow1: it did not come within deadlines.pair_fetch_ms, 30s", f.Why)
 		require.Equal(t, neither, b.may("slow1"))
 		require.Equal(t, Accepted, b.Of("slow0").State, "another peer of that version had it")
 		require.Zero(t, b.now.Load())
@@ -259,16 +259,23 @@ func TestTries(t *testing.T) {
 		require.EqualValues(t, 2*triesMax+1, b.fetches.Load())
 		passing = false
 		up(3, 9, 2*triesMax+2)
+		b.Up("q", version(1), 1, false)
+		synctest.Wait()
+		require.EqualValues(t, 2*triesMax+3, b.fetches.Load(), "another peer of the version")
+		b.Gone("q")
 		b.Retry()
 		synctest.Wait()
-		require.EqualValues(t, 2*triesMax+3, b.fetches.Load())
+		require.EqualValues(t, 2*triesMax+4, b.fetches.Load())
+		b.bring = func(context.Context, string) error { return always("never") }
+		up(4, 9, 2*triesMax+5)
+		up(5, 9, 2*triesMax+5)
 		b.bring = nil
 		b.Retry()
 		synctest.Wait()
 		require.Equal(t, both, b.may("p"))
 		b.Retry()
 		synctest.Wait()
-		require.EqualValues(t, 2*triesMax+4, b.fetches.Load(), "what is decided stays")
+		require.EqualValues(t, 2*triesMax+6, b.fetches.Load(), "what is decided stays")
 	})
 }
 
