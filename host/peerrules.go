@@ -24,7 +24,7 @@ func (n *Node) openPairs() error {
 	n.shelf = pairs.NewShelf(n.entry, checker)
 	d := &n.cfg.Deadlines
 	n.pairs = pairs.New(pairs.Options{
-		Shelf: n.shelf, StateDir: n.cfg.StateDir, CompiledDir: rules.CompiledDir(n.cfg.StateDir), LocalDir: n.cfg.PeerRules, Seed: rules.DefaultSeed,
+		Shelf: n.shelf, StateDir: n.cfg.StateDir, CompiledDir: rules.CompiledDir(n.cfg.StateDir), LocalDir: n.cfg.PeerRules, Command: n.cfg.PairCommand, Seed: rules.DefaultSeed,
 		FetchWithin: config.Millis(d.PairFetchMS), CheckWithin: config.Millis(d.PairCheckMS),
 		// n.peers is there before the first session is.
 		Fetch: func(ctx context.Context, peer string, id [sha256.Size]byte, bytesMax int) ([]byte, error) {

@@ -73,6 +73,10 @@ type Config struct {
 	// TLS secures control and data; Insecure says that nothing does.
 	TLS      *TLS `yaml:"tls"`
 	Insecure bool `yaml:"insecure"`
+	// PairCommand runs this program as a process that judges the pair of two versions: how to
+	// start it is the program's to know, so it is no key of the file. Empty means that the
+	// daemon judges in its own process.
+	PairCommand []string `yaml:"-"`
 	// LogLevel is debug, info, warn or error. Default info.
 	LogLevel  string    `yaml:"log_level"`
 	Deadlines Deadlines `yaml:"deadlines"`

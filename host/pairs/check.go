@@ -1,6 +1,7 @@
 package pairs
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -49,8 +50,8 @@ func (l *loaders) open(ctx context.Context, b *bundle) (*registry.Entry, error) 
 		}
 		return registry.Opened{Spec: p.Spec, Digest: p.Digest, Source: p.Source}, nil
 	})
-	if err == nil && sha256.Sum256(e.RulesText()) != b.rulesDigest {
-		err = fmt.Errorf("its rules are %s when they are opened here, and it says %s", e.RulesDigest(), textOf(b.rulesDigest))
+	if err == nil && !bytes.Equal(e.RulesText(), b.rulesText) {
+		err = fmt.Errorf("its rules are %s when they are opened here, and it says %s", e.RulesDigest(), textOf(b.rulesDigest()))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", b.name, err)
@@ -113,7 +114,7 @@ const verdictForm = "pair-1"
 // keyOf names everything that a verdict on this node and a version depends on.
 func keyOf(s *Shelf, seed uint64, v Version) string {
 	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%s\n%d\n%s\n%x\n%x\n%x\n%d %d\n", verdictForm, s.checker, seed, s.own.deployment.Digest(), s.own.rulesDigest, v.Deployment, v.Rules, v.MaxTokens, v.MaxStoreTokens)
+	fmt.Fprintf(h, "%s\n%s\n%d\n%s\n%x\n%x\n%x\n%d %d\n", verdictForm, s.checker, seed, s.own.deployment.Digest(), s.own.rulesDigest(), v.Deployment, v.Rules, v.MaxTokens, v.MaxStoreTokens)
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
@@ -128,7 +129,7 @@ func (d *verdictDir) load(key string, s *Shelf, v Version) *registry.Verdict {
 	}
 	var out registry.Verdict
 	if json.Unmarshal(b, &out) != nil || out.Against == nil || len(out.Ways) == 0 || out.Verdict != registry.Accepted && out.Verdict != registry.Refused ||
-		out.Checker != s.checker || out.DeploymentDigest != s.own.deployment.Digest() || out.RulesDigest != textOf(s.own.rulesDigest) ||
+		out.Checker != s.checker || out.DeploymentDigest != s.own.deployment.Digest() || out.RulesDigest != textOf(s.own.rulesDigest()) ||
 		out.Against.DeploymentDigest != textOf(v.Deployment) || out.Against.RulesDigest != textOf(v.Rules) {
 		return nil
 	}

@@ -48,7 +48,7 @@ func (g *gatherer) gather(ctx context.Context, peer string, v Version) (*bundle,
 	if err != nil {
 		return nil, err
 	}
-	b := &bundle{name: "deployment " + short(v.Deployment), rulesDigest: v.Rules, modules: map[digest][]byte{}, programs: map[digest]string{}}
+	b := &bundle{name: "deployment " + short(v.Deployment), modules: map[digest][]byte{}, programs: map[digest]string{}}
 	if b.deployment, err = deploy.ParseCanonical(b.name, doc); err != nil {
 		return nil, always("%v; is it a newer version of tierd?", err)
 	}
@@ -61,6 +61,7 @@ func (g *gatherer) gather(ctx context.Context, peer string, v Version) (*bundle,
 	if b.rules, err = registry.ParseRulesText(doc); err != nil {
 		return nil, always("%v", err)
 	}
+	b.rulesText = doc
 	return b, g.takeRules(ctx, peer, b)
 }
 

@@ -33,8 +33,8 @@ groups:
 policies: [{rule: request-level}]
 `
 
-// A side is a node of the test: its shelf is what serves.
-func side(t *testing.T, dir, yaml string) *Shelf {
+// sideOf is a node of the test by its deployment: its shelf is what serves.
+func sideOf(t *testing.T, dir, yaml string) *Shelf {
 	t.Helper()
 	d, err := deploy.Parse(filepath.Join(dir, "deployment.yaml"), []byte(yaml))
 	require.NoError(t, err)
@@ -51,6 +51,18 @@ func side(t *testing.T, dir, yaml string) *Shelf {
 	return NewShelf(e, "sha256:checker")
 }
 
+// changed is side with a change: what is new, or what is old and what is new.
+func changed(t *testing.T, dir string, change ...string) *Shelf {
+	t.Helper()
+	if len(change) == 1 {
+		change = []string{"window: 20", change[0]}
+	}
+	require.Contains(t, testFile, change[0])
+	return sideOf(t, dir, strings.Replace(testFile, change[0], change[1], 1))
+}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
 var cacheDir string
 
 func TestMain(m *testing.M) {
@@ -59,6 +71,12 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	cacheDir = dir
+	if len(os.Args) == 2 && os.Args[1] == judgeArg {
+		if err := Serve(os.Stdin, os.Stdout); err != nil {
+			panic(err)
+		}
+		os.Exit(0)
+	}
 	code := m.Run()
 	os.RemoveAll(dir)
 	os.Exit(code)
@@ -66,7 +84,7 @@ func TestMain(m *testing.M) {
 
 func (s *Shelf) version() Version {
 	d := s.own.deployment
-	return Version{Rules: s.own.rulesDigest, Deployment: sha256.Sum256(d.Canonical()), MaxTokens: d.MaxTokens, MaxStoreTokens: d.MaxStoreTokens}
+	return Version{Rules: s.own.rulesDigest(), Deployment: sha256.Sum256(d.Canonical()), MaxTokens: d.MaxTokens, MaxStoreTokens: d.MaxStoreTokens}
 }
 
 // A wireOf is a peer whose shelf is asked, and how often.
@@ -93,7 +111,7 @@ func (w *wireOf) fetch(_ context.Context, _ string, id digest, bytesMax int) ([]
 
 func newGatherer(t *testing.T, here, there *Shelf) (*gatherer, *wireOf) {
 	w := &wireOf{Shelf: there, asked: map[digest]int{}}
-	return &gatherer{shelf: here, fetch: w.fetch, cache: &moduleCache{dir: filepath.Join(t.TempDir(), "fetched"), bytesMax: cacheBytesMax, log: slog.New(slog.DiscardHandler)}}, w
+	return &gatherer{shelf: here, fetch: w.fetch, cache: &moduleCache{dir: filepath.Join(t.TempDir(), "fetched"), bytesMax: cacheBytesMax, log: discard()}}, w
 }
 
 // otherModule is the shipped module with bytes behind it that do nothing.
@@ -111,16 +129,16 @@ func otherModule(t *testing.T, dir string) (path string, id digest) {
 func TestGatherAndJudge(t *testing.T) {
 	dir := t.TempDir()
 	path, id := otherModule(t, dir)
-	here := side(t, dir, testFile)
+	here := sideOf(t, dir, testFile)
 	judgeOf := func(g *gatherer, there *Shelf) *registry.Verdict {
 		b, err := g.gather(t.Context(), "p", there.version())
 		require.NoError(t, err)
-		v, err := judge(t.Context(), here.own, b, cacheDir, registry.Options{Checker: here.checker, Check: check.Options{Seed: 1, Workers: 1}}, slog.New(slog.DiscardHandler))
+		v, err := judge(t.Context(), here.own, b, cacheDir, registry.Options{Checker: here.checker, Check: check.Options{Seed: 1, Workers: 1}}, discard())
 		require.NoError(t, err)
-		require.Equal(t, textOf(there.own.rulesDigest), v.Against.RulesDigest)
+		require.Equal(t, textOf(there.own.rulesDigest()), v.Against.RulesDigest)
 		return v
 	}
-	there := side(t, dir, strings.Replace(testFile, "window: 20", "window: 40", 1))
+	there := sideOf(t, dir, strings.Replace(testFile, "window: 20", "window: 40", 1))
 	g, w := newGatherer(t, here, there)
 	v := judgeOf(g, there)
 	require.Equal(t, registry.Refused, v.Verdict)
@@ -133,7 +151,7 @@ func TestGatherAndJudge(t *testing.T) {
 	require.Contains(t, draw(v), "here: "+here.own.name)
 	require.Contains(t, draw(v), v.Counterexample.String())
 
-	there = side(t, dir, strings.Replace(testFile, "rule: window", "rule: ./mine.wasm#window", 1))
+	there = sideOf(t, dir, strings.Replace(testFile, "rule: window", "rule: ./mine.wasm#window", 1))
 	g, w = newGatherer(t, here, there)
 	require.Equal(t, registry.Accepted, judgeOf(g, there).Verdict)
 	require.Equal(t, 1, w.asked[id])
@@ -151,8 +169,8 @@ func TestGatherAndJudge(t *testing.T) {
 func TestUnavailable(t *testing.T) {
 	dir := t.TempDir()
 	_, id := otherModule(t, dir)
-	here := side(t, dir, testFile)
-	there := side(t, dir, strings.Replace(testFile, "rule: window", "rule: ./mine.wasm#window", 1))
+	here := sideOf(t, dir, testFile)
+	there := sideOf(t, dir, strings.Replace(testFile, "rule: window", "rule: ./mine.wasm#window", 1))
 	program := func(v *Version, w *wireOf) {
 		d := *there.own.deployment
 		d.Groups = append([]deploy.Group{}, d.Groups...)
@@ -233,8 +251,8 @@ func TestShelf(t *testing.T) {
 	dir := t.TempDir()
 	path, id := otherModule(t, dir)
 	yaml := strings.Replace(testFile, "rule: window", "rule: ./mine.wasm#window", 1)
-	s := side(t, dir, yaml)
-	for _, known := range []digest{id, s.own.rulesDigest, s.version().Deployment} {
+	s := sideOf(t, dir, yaml)
+	for _, known := range []digest{id, s.own.rulesDigest(), s.version().Deployment} {
 		b, refused := s.Give(known)
 		require.Empty(t, refused)
 		require.Equal(t, known, digest(sha256.Sum256(b)))
@@ -259,7 +277,7 @@ func TestShelf(t *testing.T) {
 // TestModuleCache: the bytes that are kept are bounded, the least recently used go, and a
 // file that is not what its name says is no module.
 func TestModuleCache(t *testing.T) {
-	c := &moduleCache{dir: filepath.Join(t.TempDir(), "fetched"), bytesMax: 250, log: slog.New(slog.DiscardHandler)}
+	c := &moduleCache{dir: filepath.Join(t.TempDir(), "fetched"), bytesMax: 250, log: discard()}
 	put := func(n byte) digest {
 		b := bytes.Repeat([]byte{n}, 100)
 		id := digest(sha256.Sum256(b))
@@ -289,10 +307,10 @@ func TestModuleCache(t *testing.T) {
 // nothing else; the oldest go.
 func TestVerdictDir(t *testing.T) {
 	dir := t.TempDir()
-	here := side(t, dir, testFile)
-	d := &verdictDir{dir: filepath.Join(dir, "pairs"), log: slog.New(slog.DiscardHandler)}
+	here := sideOf(t, dir, testFile)
+	d := &verdictDir{dir: filepath.Join(dir, "pairs"), log: discard()}
 	of := func(v Version) *registry.Verdict {
-		return &registry.Verdict{Verdict: registry.Accepted, Checker: here.checker, DeploymentDigest: here.own.deployment.Digest(), RulesDigest: textOf(here.own.rulesDigest),
+		return &registry.Verdict{Verdict: registry.Accepted, Checker: here.checker, DeploymentDigest: here.own.deployment.Digest(), RulesDigest: textOf(here.own.rulesDigest()),
 			Ways: []check.Way{{Producer: "a", Consumer: "b"}}, Against: &registry.Side{File: "b", DeploymentDigest: textOf(v.Deployment), RulesDigest: textOf(v.Rules)}}
 	}
 	keep := func(v Version, out *registry.Verdict) *registry.Verdict {

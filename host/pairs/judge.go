@@ -53,6 +53,9 @@ type Options struct {
 	StateDir, LocalDir string
 	// CompiledDir has the compiled code of this node's own modules.
 	CompiledDir string
+	// Command starts a process that calls [Serve] with its standard input and output. Empty
+	// means that checks run in this process, beside everything else that it does.
+	Command []string
 	// FetchWithin bounds what is fetched from one peer, all together, and CheckWithin one
 	// check, the loading of its rules included.
 	FetchWithin, CheckWithin time.Duration
@@ -128,6 +131,10 @@ func New(o Options) *Judge {
 	verdicts := &verdictDir{dir: filepath.Join(o.StateDir, "pairs"), log: o.Log}
 	j.gather = g.gather
 	j.check = func(ctx context.Context, there *bundle, progress func(done, total int)) (*registry.Verdict, error) {
+		if len(o.Command) > 0 {
+			return judgeApart(ctx, o.Command, &task{Here: o.Shelf.own.side(), There: there.side(), Checker: o.Shelf.checker, Seed: o.Seed,
+				Within: o.CheckWithin, CompiledDir: o.CompiledDir}, progress)
+		}
 		return judge(ctx, o.Shelf.own, there, o.CompiledDir, registry.Options{Checker: o.Shelf.checker, Now: time.Now,
 			Check: check.Options{Seed: o.Seed, Workers: 1, Progress: progress}}, o.Log)
 	}

@@ -48,7 +48,7 @@ func NewShelf(e *registry.Entry, checker string) *Shelf {
 	for _, doc := range [][]byte{d.Canonical(), e.RulesText()} {
 		s.bytes[sha256.Sum256(doc)] = doc
 	}
-	s.own.rulesDigest = sha256.Sum256(e.RulesText())
+	s.own.rulesText = e.RulesText()
 	for i := range s.own.rules {
 		r := &s.own.rules[i]
 		id, err := digestOf(r.Digest)
@@ -93,13 +93,16 @@ func (s *Shelf) Give(id [sha256.Size]byte) (data []byte, refused string) {
 
 // A bundle is what one side of a pair is made of.
 type bundle struct {
-	name        string // of the side, in verdicts
-	deployment  *deploy.Deployment
-	rules       []registry.RuleID // of groups, then of policies
-	rulesDigest digest
-	modules     map[digest][]byte
-	programs    map[digest]string // paths on this machine
+	name       string // of the side, in verdicts
+	deployment *deploy.Deployment
+	rules      []registry.RuleID // of groups, then of policies
+	rulesText  []byte            // the list that their digest is of
+	modules    map[digest][]byte
+	programs   map[digest]string // paths on this machine
 }
+
+// rulesDigest names the rules and their parameters together.
+func (b *bundle) rulesDigest() digest { return sha256.Sum256(b.rulesText) }
 
 // refs are the references of the deployment, in the order of the rules.
 func refs(d *deploy.Deployment) (refs, places []string) {
