@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -481,4 +482,40 @@ func TestThePeersWord(t *testing.T) {
 	require.Contains(t, r.reply.Note, "this node accepts the pair of the two versions, and the peer does not yet supply: it has not said why; use leg probe")
 	r.finish()
 	clean(t, n)
+}
+
+// TestProgramOfThePeer: a peer's rule that is a program is neither fetched nor run, until the
+// operator has put its file into peer_rules and reloads.
+func TestProgramOfThePeer(t *testing.T) {
+	local := t.TempDir()
+	program := filepath.Join(t.TempDir(), "program")
+	out, err := exec.Command("go", "build", "-o", program, "../plugins/proc/testdata/rogue").CombinedOutput()
+	require.NoError(t, err, string(out))
+	code, err := os.ReadFile(program)
+	require.NoError(t, err)
+	producer := startWasm(t, "producer", func(c *config.Config) {
+		withDeployment(replace(deployment, "rule: window", "rule: exec:./program#window"))(c)
+		if err := os.WriteFile(filepath.Join(filepath.Dir(c.Deployment), "program"), code, 0o700); err != nil {
+			panic(err)
+		}
+	})
+	consumer := startWasm(t, "consumer", withPeer("producer", producer.Addresses().Peer), func(c *config.Config) { c.PeerRules = local })
+	ready(t, consumer, "producer")
+	f := pairBecomes(t, consumer, "producer", pairs.Undecided)
+	sum := sha256.Sum256(code)
+	require.Contains(t, f.Why, "rule exec:./program#window of sliding is a program, sha256:"+hex.EncodeToString(sum[:])+
+		", and none is fetched from a peer or run because one names it: put that file into peer_rules and reload; it is not in "+local)
+	pairBecomes(t, producer, "consumer", pairs.Accepted)
+	require.Contains(t, producer.unusable("consumer", legPD), "the peer does not yet supply: the pair of the two versions is undecided: rule exec:./program#window of sliding is a program")
+	require.NoDirExists(t, consumer.cfg.StateDir+"/fetched")
+	p, c := attach(t, producer), attach(t, consumer)
+	refusedLegs(t, p, c, "a", "the pair of the two versions is undecided: rule exec:./program#window")
+
+	require.NoError(t, os.WriteFile(filepath.Join(local, "whatever"), code, 0o700))
+	consumer.ReviewPairs()
+	pairBecomes(t, consumer, "producer", pairs.Accepted)
+	allLegsWith(t, consumer, "producer")
+	allLegsWith(t, producer, "consumer")
+	hitsIn(t, p, c, "b", enginepb.Leg_PD)
+	clean(t, producer, consumer)
 }

@@ -31,8 +31,8 @@ type Config struct {
 	File string `yaml:"-"`
 	// NodeID names this node to its peers: letters, digits, dot, dash, underscore.
 	NodeID string `yaml:"node_id"`
-	// StateDir keeps accepted verdicts and addresses.json, for one daemon at a time. It
-	// is made if it is not there; the directory above it must exist.
+	// StateDir keeps verdicts, modules that came from peers and addresses.json, for one
+	// daemon at a time. It is made if it is not there; the directory above it must exist.
 	StateDir string `yaml:"state_dir"`
 	// EngineSocket is the Unix socket for engines, created with mode 0600 in a directory
 	// that exists.

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -130,4 +132,28 @@ func TestApartEnds(t *testing.T) {
 	_, err = judgeApart(t.Context(), apart(), broken, nothing)
 	require.ErrorContains(t, err, "is not to be had: its file is not what this node loaded")
 	require.Empty(t, children(t))
+}
+
+// TestProgramApart: a rule that is a program is run by the process of the check, and is gone
+// with it.
+func TestProgramApart(t *testing.T) {
+	dir := t.TempDir()
+	out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "program"), "../../plugins/proc/testdata/rogue").CombinedOutput()
+	require.NoError(t, err, string(out))
+	here := changed(t, dir, "window: 20")
+	there := changed(t, dir, "rule: window", "rule: exec:./program#window")
+	v, err := judgeApart(t.Context(), apart(), taskOf(here, there, time.Minute), func(int, int) {})
+	require.NoError(t, err)
+	require.Equal(t, registry.Accepted, v.Verdict)
+	require.Equal(t, filepath.Join(dir, "program"), v.Against.Rules[0].Source)
+	require.Eventually(t, func() bool {
+		all, err := filepath.Glob("/proc/[0-9]*/exe")
+		require.NoError(t, err)
+		for _, exe := range all {
+			if path, err := os.Readlink(exe); err == nil && path == filepath.Join(dir, "program") {
+				return false
+			}
+		}
+		return true
+	}, 30*time.Second, 10*time.Millisecond)
 }

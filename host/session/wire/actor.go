@@ -23,6 +23,9 @@ type actor struct {
 	status     atomic.Pointer[session.Status]
 	remote     atomic.Pointer[net.Addr] // of the last session's connection
 
+	after <-chan struct{} // closed when the actor whose place this one takes has ended; nil = none
+	done  chan struct{}   // closed at the end
+
 	mu   sync.Mutex
 	box  []func(now time.Duration)
 	jobs int  // new jobs in box
@@ -43,7 +46,7 @@ type actor struct {
 }
 
 func newActor(p *Peers, addr PeerAddr, configured bool, core *session.Core) *actor {
-	a := &actor{p: p, id: addr.ID, addr: addr.Control, configured: configured, core: core, ring: make(chan struct{}, 1),
+	a := &actor{p: p, id: addr.ID, addr: addr.Control, configured: configured, core: core, ring: make(chan struct{}, 1), done: make(chan struct{}),
 		lookups: map[session.JobID]func(session.LookupDone){}, demands: map[session.JobID]func(session.DemandDone){},
 		words: map[session.JobID]func(session.Word){}}
 	s := core.Status(p.now())
@@ -100,6 +103,10 @@ func (a *actor) take() []func(now time.Duration) {
 }
 
 func (a *actor) run() {
+	defer close(a.done)
+	if a.after != nil {
+		<-a.after
+	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for !a.ended {

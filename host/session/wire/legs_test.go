@@ -92,3 +92,33 @@ func TestFetchFromAFrozenPeer(t *testing.T) {
 		c.net.thaw("b")
 	})
 }
+
+// TestActorsOfOnePeerInOrder: the end of a peer that is configured anew is told before the
+// beginning of its next session, however late its actor gets to it.
+func TestActorsOfOnePeerInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		defer c.close()
+		c.start("b")
+		a := c.start("a", "b")
+		time.Sleep(100 * ms)
+		hold := make(chan struct{})
+		require.NoError(t, a.peers.peers["b"].post(func(time.Duration) { <-hold }, false)) // a slow host
+		require.NoError(t, a.peers.SetPeers(nil))
+		require.NoError(t, a.peers.SetPeers([]PeerAddr{{ID: "b", Control: "b"}}))
+		time.Sleep(400 * ms)
+		a.mu.Lock()
+		require.Equal(t, []session.PeerState{session.Ready}, a.states["b"])
+		a.mu.Unlock()
+		close(hold)
+		time.Sleep(time.Second)
+		a.mu.Lock()
+		require.Equal(t, []session.PeerState{session.Ready, session.Connecting, session.Dead, session.Ready}, a.states["b"])
+		a.mu.Unlock()
+		require.NoError(t, a.peers.SetPeers(nil))
+		synctest.Wait()
+		require.NoError(t, a.peers.SetPeers([]PeerAddr{{ID: "c", Control: "c"}}))
+		require.NoError(t, a.peers.SetPeers(nil))
+		require.NotContains(t, a.peers.leaving, "b", "what has ended is forgotten")
+	})
+}
