@@ -30,6 +30,13 @@
 // is done after the first refusals, without waiting for the rest: what the new plan does
 // not use is given up at once.
 //
+// # Versions
+//
+// A peer of other rules, parameters or caps is on leg probe until package pairs has found
+// out whether what each side demands is what the other one supplies, in the background and
+// in a process of its own (see peerrules.go). What the peer runs by is asked of it over the
+// session, by digest, and this node gives out the same of itself and nothing else.
+//
 // # Faults
 //
 // Whatever goes wrong ends as a lower resume point with the chunks named that could

@@ -401,7 +401,8 @@ func TestPeerWithAnotherLayout(t *testing.T) {
 	clean(t, producer, consumer)
 }
 
-// TestPeerWithOtherRules: leg pd needs equal rules, leg probe does not.
+// TestPeerWithOtherRules: with rules that cannot be judged, leg pd is not allowed, and leg
+// probe is.
 func TestPeerWithOtherRules(t *testing.T) {
 	producer := startNode(t, "producer", withDeployment(replace(deployment, "window: 20", "window: 24")))
 	consumer := startNode(t, "consumer", withPeer("producer", producer.Addresses().Peer))
@@ -410,7 +411,7 @@ func TestPeerWithOtherRules(t *testing.T) {
 	x := text{"a", 300}
 	p.produce("a", x, enginepb.Leg_PROBE)
 	r := c.beginConsumer("a", x, enginepb.Leg_PD)
-	require.Contains(t, r.reply.Note, "leg pd needs equal ones")
+	require.Contains(t, r.reply.Note, "leg pd is not allowed with it")
 	r.finish()
 	r = c.beginConsumer("b", x, enginepb.Leg_PROBE)
 	hit(t, r, r.load())

@@ -32,8 +32,9 @@ var linkSessions atomic.Uint64
 
 // PeerUp implements wire.Host: the data connections are dialed, unless those of the
 // session before still do.
-func (s sessions) PeerUp(peer string, h *sessionpb.Hello, restarted, _ bool) {
+func (s sessions) PeerUp(peer string, h *sessionpb.Hello, restarted, allLegs bool) {
 	n := s.node
+	n.pairUp(peer, h, allLegs)
 	n.data.RegisterFor(n.dataToken(peer), peer)
 	n.mu.Lock()
 	l := n.link(peer)
@@ -66,6 +67,9 @@ func (s sessions) PeerUp(peer string, h *sessionpb.Hello, restarted, _ bool) {
 // PeerState implements wire.Host.
 func (s sessions) PeerState(peer string, _, to session.PeerState, reason string) {
 	n := s.node
+	if to == session.Dead {
+		n.pairs.Gone(peer)
+	}
 	n.mu.Lock()
 	l := n.link(peer)
 	l.reason = reason

@@ -43,7 +43,13 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	dir, err := os.MkdirTemp("", "tierd-host-test-")
+	if err != nil {
+		panic(err)
+	}
+	compiledDir = dir
 	code := m.Run()
+	os.RemoveAll(dir)
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
 			fmt.Println(err)

@@ -28,6 +28,7 @@ import (
 	"github.com/tierd/tierd/host/join"
 	"github.com/tierd/tierd/host/limitlog"
 	"github.com/tierd/tierd/host/metrics"
+	"github.com/tierd/tierd/host/pairs"
 	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/sessionpb"
 	"github.com/tierd/tierd/host/session/wire"
@@ -113,6 +114,8 @@ type Node struct {
 	device        gpu.Device
 	metrics       *metrics.Metrics
 	meeting       *meeting
+	pairs         *pairs.Judge // of peers with other rules
+	shelf         *pairs.Shelf // what peers may ask for
 	data          *transfer.Server
 	dataOptions   transfer.Options // of clients
 	peers         *wire.Peers
@@ -175,6 +178,7 @@ func (n *Node) openMetrics() {
 	n.metrics = metrics.New(names, allLegs)
 	n.metrics.Register(metrics.Tier{Snapshot: n.tierSnapshot, Owners: owners})
 	n.metrics.Register(metrics.Peers{Status: n.peersStatus, Legs: allLegs, Allowed: func(s *wire.PeerStatus, leg string) bool { return n.legRefused(s, leg) == "" }, PinnedBytes: n.peerPinnedBytes})
+	n.metrics.Register(metrics.Pairs{Peers: n.pairStates, States: pairs.States(), Ended: n.pairsEnded, Ends: []string{pairs.Accepted, pairs.Refused, pairs.Undecided}})
 	n.metrics.Register(metrics.OpenWaits(n.open.of))
 	b := build.This()
 	n.metrics.Register(metrics.Info{Version: b.String(), Go: b.Go, Verdict: n.verdictInfo})
@@ -260,6 +264,9 @@ func (n *Node) openPeers(context.Context) error {
 		return n.cfg.Errorf("%w", err)
 	}
 	n.allowed.Store(n.allow(n.cfg.Peers, cidrs)) // before the first connection
+	if err := n.openPairs(); err != nil {
+		return err
+	}
 	cfg := wire.Config{
 		Hello: hello, DataToken: func(peer string) []byte { t := n.dataToken(peer); return t[:] }, Limits: l,
 		SessionsMax: int(n.cfg.Bounds.Sessions), Logger: n.log, Admit: n.admit, CheckHello: n.checkHello,
@@ -274,6 +281,7 @@ func (n *Node) openPeers(context.Context) error {
 		return err
 	}
 	n.onClose(n.closePeers)
+	n.onClose(n.pairs.Close)
 	n.metrics.Register(metrics.Ports{Control: n.peers.HalfOpen, Data: n.data.HalfOpen})
 	n.wg.Go(func() {
 		if err := n.peers.Serve(n.control); err != nil && !errors.Is(err, wire.ErrClosed) {
@@ -468,7 +476,7 @@ func (n *Node) unusable(peer, leg string) string {
 		case s.State == session.Suspect || s.State == session.Dead:
 			return fmt.Sprintf("peer %s is %v: %s", peer, s.State, n.reason(peer))
 		case s.State == session.Ready && leg != legProbe && !s.AllLegs:
-			return fmt.Sprintf("peer %s runs other rules, parameters or limits; leg %s needs equal ones: use leg probe, or give both nodes the same deployment", peer, leg)
+			return fmt.Sprintf("peer %s runs other rules, parameters or limits, and leg %s is not allowed with it: %s; use leg probe", peer, leg, n.pairRefuses(s))
 		}
 		return ""
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tierd/tierd/host/build"
 	"github.com/tierd/tierd/host/metrics"
+	"github.com/tierd/tierd/host/pairs"
 	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/wire"
 	"github.com/tierd/tierd/host/status"
@@ -214,6 +215,7 @@ func (n *Node) peersOf() []status.Peer {
 			why := n.legRefused(&p, leg)
 			s.Legs = append(s.Legs, status.Leg{Leg: leg, Allowed: why == "", Why: why})
 		}
+		s.Pair = n.pairOf(&p)
 		out = append(out, s)
 	}
 	return out
@@ -243,7 +245,7 @@ func (n *Node) legRefused(p *wire.PeerStatus, leg string) string {
 	case p.State == session.Connecting:
 		return "there is no session with it yet"
 	case leg != session.LegProbe && !p.AllLegs:
-		return "it runs other rules, parameters or limits; give both nodes the same deployment"
+		return "it runs other rules, parameters or limits: " + n.pairRefuses(p)
 	}
 	return ""
 }
@@ -258,6 +260,9 @@ func (n *Node) attention(s *status.Status) []string {
 			out = append(out, fmt.Sprintf("peer %s is %s: %s; requests that name it are computed here", p.ID, p.State, cmp.Or(p.Reason, "no reason is known")))
 		case p.State == session.Ready.String() && p.DataLanes == 0:
 			out = append(out, fmt.Sprintf("peer %s is ready, but this node has no data connection to it", p.ID))
+		}
+		if p.Pair.State == pairs.Refused || p.Pair.State == pairs.Undecided {
+			out = append(out, fmt.Sprintf("peer %s runs another version: %s%s", p.ID, p.Pair.Reason, seeFile(p.Pair.CounterexampleFile)))
 		}
 	}
 	limit := n.waits.request + backstopGrace

@@ -287,7 +287,7 @@ func labelTable(values map[string]map[string]bool) string {
 // unitOf reads the unit off a metric's name.
 func unitOf(name string) string {
 	name = strings.TrimSuffix(name, "_total")
-	for _, u := range []string{"seconds", "bytes", "chunks", "tokens", "slots", "ratio", "requests", "sessions", "waits", "admissions", "pins", "jobs", "connections"} {
+	for _, u := range []string{"seconds", "bytes", "chunks", "tokens", "slots", "ratio", "requests", "sessions", "waits", "admissions", "pins", "jobs", "connections", "checks"} {
 		if strings.HasSuffix(name, "_"+u) {
 			return u
 		}
@@ -295,7 +295,7 @@ func unitOf(name string) string {
 	switch name {
 	case "tierd_build_info", "tierd_verdict_info", "tierd_peer_info":
 		return "1"
-	case "tierd_peer_state", "tierd_peer_leg_allowed", "tierd_ready":
+	case "tierd_peer_state", "tierd_peer_pair", "tierd_peer_leg_allowed", "tierd_ready":
 		return "0 or 1"
 	case "tierd_engines_attached":
 		return "engines"

@@ -324,12 +324,8 @@ func (e *Entry) near(i int) (abi.Rule, []check.Neighbour, error) {
 
 // RulesDigest names the rules and parameters of an entry together.
 func (e *Entry) RulesDigest() string {
-	h := sha256.New()
-	for i := range e.rules {
-		ru := &e.rules[i]
-		fmt.Fprintf(h, "%s\x00%s\x00%s\x00%s\x00%d\n", ru.For, ru.Name, ru.Version, ru.Digest, ru.values)
-	}
-	return "sha256:" + hex.EncodeToString(h.Sum(nil))
+	sum := sha256.Sum256(e.RulesText())
+	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
 // Register opens the rules of a deployment and judges them. A refused deployment is a

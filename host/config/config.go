@@ -31,8 +31,8 @@ type Config struct {
 	File string `yaml:"-"`
 	// NodeID names this node to its peers: letters, digits, dot, dash, underscore.
 	NodeID string `yaml:"node_id"`
-	// StateDir keeps accepted verdicts and addresses.json, for one daemon at a time. It
-	// is made if it is not there; the directory above it must exist.
+	// StateDir keeps verdicts, modules that came from peers and addresses.json, for one
+	// daemon at a time. It is made if it is not there; the directory above it must exist.
 	StateDir string `yaml:"state_dir"`
 	// EngineSocket is the Unix socket for engines, created with mode 0600 in a directory
 	// that exists.
@@ -59,6 +59,11 @@ type Config struct {
 	Certificate string `yaml:"certificate"`
 	// CertificateKeys are the paths of the public keys, in PEM, whose certificates count.
 	CertificateKeys []string `yaml:"certificate_keys"`
+	// PeerRules is a directory with rules of other versions that peers run by: a peer's
+	// module is looked for there, by its digest, before it is fetched from the peer, and a
+	// rule of a peer that is a program is run only when it is there. Whoever can write there
+	// can run programs as this daemon. Empty means none.
+	PeerRules string `yaml:"peer_rules"`
 	// Peers are the nodes that this one dials, and that may dial it.
 	Peers []Peer `yaml:"peers"`
 	// PeerCIDRs are ranges of addresses: a node that is not in Peers may dial from one, and
@@ -68,6 +73,10 @@ type Config struct {
 	// TLS secures control and data; Insecure says that nothing does.
 	TLS      *TLS `yaml:"tls"`
 	Insecure bool `yaml:"insecure"`
+	// PairCommand runs this program as a process that judges the pair of two versions: how to
+	// start it is the program's to know, so it is no key of the file. Empty means that the
+	// daemon judges in its own process.
+	PairCommand []string `yaml:"-"`
 	// LogLevel is debug, info, warn or error. Default info.
 	LogLevel  string    `yaml:"log_level"`
 	Deadlines Deadlines `yaml:"deadlines"`
@@ -123,6 +132,10 @@ type Deadlines struct {
 	FinishedMS int64 `yaml:"finished_ms"`
 	// DrainMS: from SIGTERM to exit. 5000.
 	DrainMS int64 `yaml:"drain_ms"`
+	// PairFetchMS: what a peer of another version runs by, from asking to having it. 30000.
+	PairFetchMS int64 `yaml:"pair_fetch_ms"`
+	// PairCheckMS: one check of the pair of two versions, in the background. 600000.
+	PairCheckMS int64 `yaml:"pair_check_ms"`
 }
 
 // Bounds limit what others can make this node hold. Zero means the default.
@@ -179,6 +192,7 @@ func Defaults() Config {
 			RequestMS: 30_000, LookupMS: 500, ConnectMS: 750, RetryMS: 50, RetryMaxMS: 500,
 			PingMS: 250, SuspectMS: 750, DeadMS: 2_000,
 			TransferMS: 500, TransferMBPerS: 200, PendingMS: 2_000, ParkedMS: 60_000, LeaseMS: 10_000, FinishedMS: 60_000, DrainMS: 5_000,
+			PairFetchMS: 30_000, PairCheckMS: 600_000,
 		},
 		Bounds: Bounds{Engines: 8, Requests: 1024, Sessions: 64, MessageBytes: 4 << 20},
 	}
@@ -272,7 +286,7 @@ func (c *Config) fillZeros() {
 }
 
 func (c *Config) resolve(dir string) {
-	paths := []*string{&c.StateDir, &c.EngineSocket, &c.SlabDir, &c.Deployment, &c.Certificate}
+	paths := []*string{&c.StateDir, &c.EngineSocket, &c.SlabDir, &c.Deployment, &c.Certificate, &c.PeerRules}
 	for i := range c.CertificateKeys {
 		paths = append(paths, &c.CertificateKeys[i])
 	}
@@ -298,6 +312,7 @@ func (d *Deadlines) fields() []field {
 		{"ping_ms", &d.PingMS}, {"suspect_ms", &d.SuspectMS}, {"dead_ms", &d.DeadMS},
 		{"transfer_ms", &d.TransferMS}, {"transfer_mb_per_s", &d.TransferMBPerS}, {"pending_ms", &d.PendingMS},
 		{"parked_ms", &d.ParkedMS}, {"lease_ms", &d.LeaseMS}, {"finished_ms", &d.FinishedMS}, {"drain_ms", &d.DrainMS},
+		{"pair_fetch_ms", &d.PairFetchMS}, {"pair_check_ms", &d.PairCheckMS},
 	}
 }
 

@@ -189,7 +189,7 @@ func TestIgnored(t *testing.T) {
 			f.SetString("changed")
 		}
 	}
-	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "deployment", "certificate"}, a.Ignored(b))
+	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "deployment", "certificate", "peer_rules"}, a.Ignored(b))
 }
 
 // Only loopback needs neither tls nor insecure, whichever of the two ports it is, and

@@ -41,6 +41,9 @@
 //
 // # Gauges
 //
+// tierd_peer_pair{peer,state} is what is known of a peer's version beside this node's, and
+// tierd_peer_leg_allowed{peer,leg} what follows for requests that name it here and now.
+//
 // "Used" was once read as "pinned", so there are two names: tierd_tier_slots{state}
 // says what is in the slots, tierd_tier_pins{owner,kind} who keeps them from being
 // reused, with the bytes in tierd_tier_pinned_bytes and the age of the oldest in

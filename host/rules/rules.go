@@ -97,7 +97,7 @@ func (o *Options) registry() (ro registry.Options, err error) {
 func (o *Options) opener(d *deploy.Deployment) (*plugins.Loader, registry.Opener) {
 	po := plugins.Options{BaseDir: d.Dir(), Log: o.Log}
 	if o.StateDir != "" {
-		po.CacheDir = filepath.Join(o.StateDir, "compiled")
+		po.CacheDir = CompiledDir(o.StateDir)
 	}
 	loader := plugins.NewLoader(po)
 	return loader, func(ctx context.Context, _, ref string) (registry.Opened, error) {
@@ -151,6 +151,12 @@ var checker = sync.OnceValues(func() (string, error) {
 	}
 	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
 })
+
+// CompiledDir is where a state directory keeps compiled modules.
+func CompiledDir(stateDir string) string { return filepath.Join(stateDir, "compiled") }
+
+// Checker returns the digest of the running executable, by which verdicts name who judged.
+func Checker() (string, error) { return checker() }
 
 // dirStore keeps one file a verdict.
 type dirStore string

@@ -179,10 +179,6 @@ func (c *Core) Demand(now time.Duration, req DemandRequest) JobID {
 	return d.id
 }
 
-func (c *Core) legText(leg string) string {
-	return fmt.Sprintf("leg %q: rules, deployment or caps of %s differ and the pair is not accepted; only leg %q is allowed", leg, c.cfg.PeerID, LegProbe)
-}
-
 func (c *Core) tooManyKeys(keys, most int) string {
 	return fmt.Sprintf("%d keys; %s takes at most %d in one message", keys, c.cfg.PeerID, most)
 }
@@ -191,7 +187,7 @@ func (c *Core) sendDemand(d *demand) {
 	if c.link != linkUp {
 		return
 	}
-	if !c.legAllowed(d.req.Leg) {
+	if !c.mayDemand(d.req.Leg) {
 		c.endDemand(d, Refused, c.legText(d.req.Leg))
 		return
 	}

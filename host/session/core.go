@@ -133,13 +133,13 @@ type Config struct {
 // needed and none is kept. A peer with another boot id is another process: what
 // was known of the old one is dropped.
 type Core struct {
-	cfg    Config
-	now    time.Duration
-	link   link
-	state  PeerState
-	hello  *sessionpb.Hello // the peer's, of the last session
-	out    []Effect
-	legsOK bool // the pair relation was accepted
+	cfg   Config
+	now   time.Duration
+	link  link
+	state PeerState
+	hello *sessionpb.Hello // the peer's, of the last session
+	out   []Effect
+	legs  legs
 
 	peerDraining  bool
 	localDraining bool
@@ -228,18 +228,22 @@ type Status struct {
 	Lookups, Demands, Jobs int
 	// PeerLoad is what the peer's last Ping said: its jobs in work.
 	PeerLoad uint32
-	// AllLegs says that every leg is allowed, not only probe.
+	// AllLegs says that this node may demand in every leg, not only in probe.
 	AllLegs bool
 	// KeysMax is how many keys a message to the peer may name: the smaller bound of the two
 	// sides, or at most KeysMin while there is no session.
 	KeysMax int
+	// Supplies is the peer's last word on that, when rules, parameters or caps differ, and
+	// SuppliesNot its reason when it is false.
+	Supplies    bool
+	SuppliesNot string
 }
 
 // Status returns a snapshot at now.
 func (c *Core) Status(now time.Duration) Status {
 	return Status{State: c.state, Draining: c.peerDraining, BootID: c.hello.GetBootId(), RTT: c.rtt, Silence: max(0, now-c.aliveAt),
 		Sessions: c.sessions, Lookups: c.lookups.len(), Demands: c.demands.len(), Jobs: c.jobs.len(),
-		PeerLoad: c.peerLoad, AllLegs: c.legAllowed(LegPD), KeysMax: c.keysMax()}
+		PeerLoad: c.peerLoad, AllLegs: c.mayDemand(LegPD), Supplies: c.legs.supplies, SuppliesNot: c.legs.peerWhy, KeysMax: c.keysMax()}
 }
 
 // keysMax is how many keys a message to the peer may name.
@@ -486,6 +490,7 @@ func (c *Core) broken(format string, args ...any) {
 
 // endAll ends the jobs of both directions.
 func (c *Core) endAll(cause Cause, text string) {
+	c.loseAsk(text)
 	for _, l := range c.lookups.all() {
 		c.endLookup(l, cause, text)
 	}
@@ -521,18 +526,6 @@ func (c *Core) Drain(now time.Duration, reason string) {
 
 func goaway(reason string) *sessionpb.Envelope {
 	return &sessionpb.Envelope{Message: &sessionpb.Envelope_Goaway{Goaway: &sessionpb.Goaway{Reason: reason}}}
-}
-
-// AllowLegs says whether the pair relation of the two sides' rules, parameters and
-// caps is accepted. It holds until the peer is another process.
-func (c *Core) AllowLegs(now time.Duration, ok bool) {
-	c.advance(now)
-	c.legsOK = ok
-}
-
-// legAllowed says whether a leg may be used in this session.
-func (c *Core) legAllowed(leg string) bool {
-	return leg == LegProbe || c.legsOK || c.hello != nil && sameRules(c.cfg.Hello, c.hello)
 }
 
 // Receive brings a message of the current connection. A nil or empty envelope breaks
@@ -594,6 +587,12 @@ func (c *Core) dispatch(e *sessionpb.Envelope) error {
 	case *sessionpb.Envelope_Goaway:
 		c.receiveGoaway(m.Goaway)
 		return nil
+	case *sessionpb.Envelope_Ask:
+		return c.receiveAsk(m.Ask)
+	case *sessionpb.Envelope_Part:
+		return c.receivePart(m.Part)
+	case *sessionpb.Envelope_Legs:
+		return c.receiveLegs(m.Legs)
 	}
 	return fmt.Errorf("%s is not allowed here", kind(e))
 }

@@ -10,7 +10,11 @@
 // first: who they are, which process (boot id), which layout of bytes, which rules. A
 // layout or hash scheme that differs is refused, naming the fields and both values.
 // Rules, deployments or caps that differ leave only leg probe until the node says that
-// the pair is accepted (AllowLegs).
+// the pair is accepted (AllowLegs), for each direction by itself: what one version stores
+// may be enough for the other one and not the other way round. The peer is told (Legs), so a
+// node demands only where both sides have accepted. To judge the pair a node needs what the
+// other one runs by. It asks for it by digest (Ask, Part), a little at a time, over the same
+// session, because a peer that only dials has no address at which it could be asked.
 //
 // Each node is consumer and producer on the same session. A consumer looks keys up
 // (Lookup, States), which has no side effect, and demands keys (Demand), each into a
@@ -33,6 +37,10 @@
 //	Renew                       -->                               while bytes are due
 //	Done{release} or Abort      -->
 //	                            <--  AbortAck
+//
+//	Ask{digest, offset}         -->                               rules differ
+//	                            <--  Part{bytes}
+//	Legs{supply?}               <->                               when it changes
 //
 // # Waits
 //

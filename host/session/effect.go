@@ -1,6 +1,7 @@
 package session
 
 import (
+	"crypto/sha256"
 	"time"
 
 	"github.com/tierd/tierd/abi"
@@ -222,6 +223,22 @@ type (
 	}
 	// Released tells that the consumer needs nothing more of a lookup.
 	Released struct{ Job JobID }
+	// Asked asks for bytes of what this node runs by, by their SHA-256; answer with
+	// AnswerAsk.
+	Asked struct {
+		Seq    uint64
+		Digest [sha256.Size]byte
+		Offset uint64
+	}
+	// PartCame ends an Ask: with data, or with the peer's reason why there is none, or with
+	// what became of the session.
+	PartCame struct {
+		Seq        uint64
+		TotalBytes uint64 // of the whole
+		Data       []byte
+		Refused    string
+		Lost       string
+	}
 )
 
 func (Send) effect()       {}
@@ -238,3 +255,5 @@ func (Push) effect()       {}
 func (CancelPush) effect() {}
 func (JobEnded) effect()   {}
 func (Released) effect()   {}
+func (Asked) effect()      {}
+func (PartCame) effect()   {}

@@ -50,6 +50,8 @@ func FuzzReceive(f *testing.F) {
 	f.Add(true, frame(demand, &sessionpb.Done{Job: 1, Release: true, Codes: []sessionpb.Code{1, 7}}, &sessionpb.Goaway{}))
 	f.Add(true, frame(demand, &sessionpb.Renew{Jobs: []uint64{1}}, &sessionpb.Renew{Jobs: []uint64{2}}))
 	f.Add(true, frame(&sessionpb.Supply{Job: 2, WillCome: []uint32{0, 1, 0}}, &sessionpb.Supply{Job: 2, WillCome: []uint32{7}}))
+	f.Add(true, frame(&sessionpb.Ask{Seq: 1, Digest: make([]byte, 32)}, &sessionpb.Ask{Seq: 2, Digest: make([]byte, 32), Offset: 1 << 40}, &sessionpb.Part{Seq: 1}))
+	f.Add(true, frame(&sessionpb.Legs{Supply: true, Reason: "r"}, &sessionpb.Part{Seq: 1, TotalBytes: 1 << 60, Data: []byte{1}}, &sessionpb.Ask{Digest: []byte{1}}))
 	f.Add(false, frame(hello, demand))
 	f.Add(false, frame(&sessionpb.HelloRefused{Reason: "no", Differences: []*sessionpb.Difference{{Field: "x"}}}))
 	f.Add(true, []byte{0, 3, 0xff, 0xff, 0xff})
@@ -62,9 +64,12 @@ func FuzzReceive(f *testing.F) {
 		} else {
 			s.Connected(0)
 		}
-		var asked, answered, jobs, ended int
+		var asked, answered, jobs, ended, wanted, parts int
 		if up {
 			asked = 2
+			_, err := s.Ask(0, [32]byte{1}, 0)
+			require.NoError(t, err)
+			wanted = 1
 		}
 		count := func() (closed []Close) {
 			answered += len(take[LookupDone](s)) + len(take[DemandDone](s))
@@ -73,6 +78,12 @@ func FuzzReceive(f *testing.F) {
 				s.Answer(s.at, j.Job.ID, Answer{Available: []uint32{0}, Last: j.Job.ID%2 == 0})
 			}
 			ended += len(take[JobEnded](s))
+			parts += len(take[PartCame](s))
+			for _, a := range take[Asked](s) {
+				if a.Seq%3 > 0 {
+					s.AnswerAsk(s.at, a.Seq, a.Offset, make([]byte, 99), "")
+				}
+			}
 			return take[Close](s)
 		}
 		for _, m := range frames(b) {
@@ -98,6 +109,7 @@ func FuzzReceive(f *testing.F) {
 		count()
 		require.Equal(t, asked, answered, "each job of this node ends once")
 		require.Equal(t, jobs, ended, "each job of the peer ends once")
+		require.Equal(t, wanted, parts, "each question ends once")
 		require.True(t, s.Idle())
 	})
 }

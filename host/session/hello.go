@@ -29,7 +29,7 @@ func fillHello(h *sessionpb.Hello, l *Limits) *sessionpb.Hello {
 		h.Caps = &sessionpb.Caps{}
 	}
 	h.Caps.MaxKeys, h.Caps.MaxJobs = uint32(l.KeysMax), uint32(l.JobsMax)
-	h.Caps.LeaseMs = milliseconds(l.Lease)
+	h.Caps.LeaseMs, h.Caps.PartBytes = milliseconds(l.Lease), uint32(l.PartBytesMax)
 	return h
 }
 
@@ -179,8 +179,11 @@ func (c *Core) receiveHello(h *sessionpb.Hello) {
 	restarted := c.hello != nil && c.hello.BootId != h.BootId
 	if restarted || c.hello == nil {
 		c.peerJob = 0
-		c.legsOK = false
+		c.legs.restart()
+	} else if !sameRules(c.hello, h) {
+		c.legs.restart()
 	}
+	c.legs.session()
 	c.hello = h
 	c.unfitFor = ""
 	c.link = linkUp
@@ -194,6 +197,7 @@ func (c *Core) receiveHello(h *sessionpb.Hello) {
 	if c.localDraining {
 		c.send(goaway("draining"))
 	}
+	c.sendLegs()
 	c.sendWaiting()
 	c.advance(c.now)
 }

@@ -54,6 +54,9 @@ type Limits struct {
 	QueueMessages int
 	// MessageBytesMax bounds one encoded Envelope.
 	MessageBytesMax int
+	// PartBytesMax bounds the bytes of rules in one message. There is one on its way at a
+	// time, and what a session has to say waits behind no more than it.
+	PartBytesMax int
 }
 
 // DefaultLimits returns the values of the design's table of waits, and bounds that
@@ -82,6 +85,7 @@ func DefaultLimits() Limits {
 		GroupsMax:              1024,
 		QueueMessages:          8192, // every job of both directions may end at once with two messages each, twice
 		MessageBytesMax:        4 << 20,
+		PartBytesMax:           32 << 10, // 26 us at 10 Gbit/s, and the largest module in 256 questions
 	}
 }
 
@@ -115,7 +119,7 @@ func (l *Limits) Validate() error {
 		v    int
 	}{
 		{"keys_max", l.KeysMax}, {"jobs_max", l.JobsMax}, {"job_keys_max", l.JobKeysMax}, {"id_bytes_max", l.IDBytesMax}, {"text_bytes_max", l.TextBytesMax},
-		{"groups_max", l.GroupsMax}, {"queue_messages", l.QueueMessages}, {"message_bytes_max", l.MessageBytesMax},
+		{"groups_max", l.GroupsMax}, {"queue_messages", l.QueueMessages}, {"message_bytes_max", l.MessageBytesMax}, {"part_bytes_max", l.PartBytesMax},
 	}
 	for _, c := range counts {
 		if c.v < 1 {
@@ -138,6 +142,8 @@ func (l *Limits) Validate() error {
 		return fmt.Errorf("session limits: request_deadline_max is %v, below request_deadline, %v", l.RequestDeadlineMax, l.RequestDeadline)
 	case l.JobKeysMax < l.KeysMax:
 		return fmt.Errorf("session limits: job_keys_max is %d, below keys_max, %d: the largest message would always be refused", l.JobKeysMax, l.KeysMax)
+	case l.PartBytesMax+4096 > l.MessageBytesMax:
+		return fmt.Errorf("session limits: part_bytes_max is %d, but message_bytes_max is %d; a part must fit into a message", l.PartBytesMax, l.MessageBytesMax)
 	case l.KeysMax*perKeyBytesMax+4096 > l.MessageBytesMax:
 		return fmt.Errorf("session limits: keys_max is %d, which may need %d bytes a message, but message_bytes_max is %d",
 			l.KeysMax, l.KeysMax*perKeyBytesMax+4096, l.MessageBytesMax)

@@ -143,7 +143,7 @@ func (c *Core) receiveDemand(m *sessionpb.Demand) error {
 		pending: len(keys),
 	}
 	r := c.admit(len(keys))
-	if r == sessionpb.Reason_REASON_NONE && !c.legAllowed(m.Leg) {
+	if r == sessionpb.Reason_REASON_NONE && !c.maySupply(m.Leg) {
 		r = sessionpb.Reason_REASON_LEG
 	}
 	if r != sessionpb.Reason_REASON_NONE {
@@ -151,7 +151,11 @@ func (c *Core) receiveDemand(m *sessionpb.Demand) error {
 		for i := range all {
 			all[i] = uint32(i)
 		}
-		c.sendSupply(id, nil, []*sessionpb.Refused{{Indices: all, Reason: r, Text: ReasonText(r)}}, true)
+		text := ReasonText(r)
+		if r == sessionpb.Reason_REASON_LEG && c.legs.why != "" {
+			text = cut(text+": "+c.legs.why, l.TextBytesMax)
+		}
+		c.sendSupply(id, nil, []*sessionpb.Refused{{Indices: all, Reason: r, Text: text}}, true)
 		return nil
 	}
 	j.state, j.results = make([]keyState, len(keys)), make([]Result, len(keys))

@@ -78,6 +78,7 @@ type fetch struct {
 	deadline time.Duration
 	supplied []time.Duration // per key: when its bytes are late; 0 = not supplied
 	over     []bool          // per key: the session has ended it without bytes
+	allowed  uint64          // the peer's process with which both sides had allowed all legs; 0 = they had not
 }
 
 func (n *node) beginConsumer(r *Request) {
@@ -360,6 +361,9 @@ func (c *consumer) demand(piece []*want) {
 		req.Slots = append(req.Slots, x.slot.Index)
 		req.Epochs = append(req.Epochs, x.slot.Epoch)
 	}
+	if s := c.peer.core.Status(n.local()); c.peer.allowed && s.Supplies {
+		f.allowed = s.BootID
+	}
 	f.id = c.peer.core.Demand(n.local(), req)
 	c.peer.demands[f.id] = f
 	c.fetches = append(c.fetches, f)
@@ -481,7 +485,7 @@ func (p *peer) demandDone(e session.DemandDone) {
 		switch {
 		case r.Cause == session.Open:
 			n.w.fail("results", "node %d: demand %d ends and key %d is open", n.i, e.Job, i)
-		case r.Cause == session.Refused && p.allowed && strings.Contains(r.Text, "rules, deployment or caps of"):
+		case r.Cause == session.Refused && f.allowed != 0 && f.allowed == p.core.Status(now).BootID && strings.Contains(r.Text, "rules, deployment or caps of"):
 			n.w.fail("leg", "node %d: demand %d key %d is refused here, although the pair with node %d is accepted: %s", n.i, e.Job, i, p.i, r.Text)
 		case r.Cause == session.Deadline && now < f.deadline:
 			n.w.fail("wait", "node %d: demand %d key %d ends by deadline at %v, before it, %v", n.i, e.Job, i, now, f.deadline)

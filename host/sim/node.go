@@ -473,7 +473,7 @@ func (p *peer) judge(e session.Up) {
 		p.allowed = e.SameRules
 	}
 	if n.w.broken.Legs {
-		p.core.AllowLegs(n.local(), true)
+		p.core.AllowLegs(n.local(), true, true, "")
 	}
 	if p.allowed {
 		return
@@ -483,7 +483,7 @@ func (p *peer) judge(e session.Up) {
 			return // another process: it is judged anew
 		}
 		p.allowed = w.sched.accepted(n.i, p.i)
-		p.core.AllowLegs(n.local(), p.allowed)
+		p.core.AllowLegs(n.local(), p.allowed, p.allowed, "a chunk is demanded that is never supplied")
 		p.carry()
 	})
 }

@@ -207,6 +207,29 @@ type Peer struct {
 	// DataLanes are the data connections that this node has with the peer.
 	DataLanes int   `json:"data_lanes"`
 	Legs      []Leg `json:"legs"`
+	Pair      Pair  `json:"pair"`
+}
+
+// A Pair is what is known of this node's rules, parameters and caps and the peer's together.
+type Pair struct {
+	// State is none (no session yet), equal, checking, accepted, refused or undecided.
+	State string `json:"state"`
+	// Reason is the state in one line.
+	Reason string `json:"reason"`
+	// CounterexampleFile has the whole counterexample of a refusal.
+	CounterexampleFile string `json:"counterexample_file"`
+	// Kept says that the verdict is from before this start.
+	Kept bool `json:"kept"`
+	// Takes and Gives say, when the versions differ, which way this node allows legs pd and
+	// demand: to itself and to the peer; PeerGives is what the peer allows this node, and
+	// PeerReason why it does not.
+	Takes      bool   `json:"takes"`
+	Gives      bool   `json:"gives"`
+	PeerGives  bool   `json:"peer_gives"`
+	PeerReason string `json:"peer_reason"`
+	// DeploymentDigest and RulesDigest are the peer's.
+	DeploymentDigest string `json:"deployment_digest"`
+	RulesDigest      string `json:"rules_digest"`
 }
 
 // A Leg says whether a request that names the peer may use it now, and why not.

@@ -67,9 +67,12 @@ func full() *Status {
 		Peers: []Peer{
 			{ID: "prefill-1", Control: "10.0.0.2:7000", Configured: true, State: "ready", Reason: "session", Draining: true, BootID: "0x1f", RTTSeconds: 0.000212,
 				SilenceSeconds: 0.1, Sessions: 1, Lookups: 1, Demands: 2, Serves: 3, PinnedBytes: 3 << 20, PinnedBytesMax: 1 << 30, DataLanes: 4,
-				Legs: []Leg{{Leg: "pd", Why: "it runs other rules"}, {Leg: "demand", Why: "it runs other rules"}, {Leg: "probe", Allowed: true}}},
+				Legs: []Leg{{Leg: "pd", Why: "it runs other rules"}, {Leg: "demand", Why: "it runs other rules"}, {Leg: "probe", Allowed: true}},
+				Pair: Pair{State: "refused", Reason: "refused: prompts of 20 tokens", CounterexampleFile: "/var/lib/tierd/pairs/1.txt", Gives: true, PeerReason: "the same",
+					DeploymentDigest: digest("6"), RulesDigest: digest("7")}},
 			{ID: "prefill-2", Control: "10.0.0.3:7000", Configured: true, State: "suspect", Reason: "nothing was heard for 750ms", BootID: "0x2f", RTTSeconds: 0.0004,
-				SilenceSeconds: 3.25, Sessions: 6, Legs: []Leg{{Leg: "pd", Why: "it is suspect:\x1b[2J\nnothing was heard for 750ms"}, {Leg: "probe", Why: "it is suspect:\x1b[2J\nnothing was heard for 750ms"}}}},
+				SilenceSeconds: 3.25, Sessions: 6, Pair: Pair{State: "accepted", Reason: "accepted: 12 cases", Kept: true, Takes: true, PeerGives: true},
+				Legs: []Leg{{Leg: "pd", Why: "it is suspect:\x1b[2J\nnothing was heard for 750ms"}, {Leg: "probe", Why: "it is suspect:\x1b[2J\nnothing was heard for 750ms"}}}},
 	}
 }
 
@@ -79,6 +82,7 @@ func shown() *Status {
 	s.Verdict.From, s.Verdict.Rules = FromKept, []Rule{s.Verdict.Rules[0], {For: "full", Name: "full", Version: "1.0.0", Source: "embedded", Digest: digest("5")}}
 	s.Peers[0].Draining, s.Peers[0].BootID, s.Peers[1].BootID = false, "0x6f0c2b51a9d3e847", "0x3eb3ede9cc953981"
 	s.Peers[0].Legs = []Leg{{Leg: "pd", Allowed: true}, {Leg: "probe", Allowed: true}}
+	s.Peers[0].Pair, s.Peers[1].Pair = Pair{State: "equal"}, Pair{State: "equal"}
 	for i := range s.Peers[1].Legs {
 		s.Peers[1].Legs[i].Why = "it is suspect: nothing was heard for 750ms"
 	}

@@ -99,7 +99,7 @@ func (d *drawing) peers(s *Status, served func(Leg) bool) {
 		return
 	}
 	t := table{{plainCell("peer"), plainCell("state"), plainCell("boot"), plainCell("rtt"), plainCell("silence"), plainCell("sessions"),
-		plainCell("lookups"), plainCell("demands"), plainCell("serves"), plainCell("pinned"), plainCell("lanes"), plainCell("legs")}}
+		plainCell("lookups"), plainCell("demands"), plainCell("serves"), plainCell("pinned"), plainCell("lanes"), plainCell("pair"), plainCell("legs")}}
 	var why []string
 	for i := range s.Peers {
 		p := &s.Peers[i]
@@ -118,12 +118,20 @@ func (d *drawing) peers(s *Status, served func(Leg) bool) {
 			state.text += ", draining"
 		}
 		t = append(t, []cell{plainCell(clean(p.ID)), state, plainCell(cmp.Or(p.BootID, "-")), plainCell(span(p.RTTSeconds)), plainCell(span(p.SilenceSeconds)),
-			number(p.Sessions), number(p.Lookups), number(p.Demands), number(p.Serves), plainCell(size(p.PinnedBytes)), number(p.DataLanes), plainCell(cmp.Or(strings.Join(legs, ","), "-"))})
+			number(p.Sessions), number(p.Lookups), number(p.Demands), number(p.Serves), plainCell(size(p.PinnedBytes)), number(p.DataLanes), pairCell(p.Pair.State), plainCell(cmp.Or(strings.Join(legs, ","), "-"))})
 	}
 	d.table("peers", t)
 	for _, line := range why {
 		d.linef("%s", d.paint(warned, line))
 	}
+}
+
+// pairCell is the state of a pair of versions.
+func pairCell(state string) cell {
+	if state == "" || state == "none" {
+		return plainCell("-")
+	}
+	return cell{clean(state), map[string]tint{"accepted": good, "checking": warned, "refused": bad, "undecided": warned}[state]}
 }
 
 // refusedFor lists the legs that have one reason.

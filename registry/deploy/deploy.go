@@ -6,7 +6,6 @@ package deploy
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -319,11 +318,7 @@ func (d *Deployment) Group(name string) int {
 func (d *Deployment) Digest() string { return digest(d) }
 
 func digest(v any) string {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic("deploy: a plain struct does not marshal: " + err.Error())
-	}
-	sum := sha256.Sum256(b)
+	sum := sha256.Sum256(canonical(v))
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 

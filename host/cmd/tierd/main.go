@@ -37,6 +37,7 @@ var commands = []func() *cobra.Command{
 	evalCommand,
 	newCommand,
 	replayCommand,
+	judgePairCommand,
 	versionCommand,
 }
 

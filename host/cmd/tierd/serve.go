@@ -31,7 +31,9 @@ to addresses.json in its state directory. The check may take a minute the first 
 SIGTERM, SIGINT   drain and stop, or give the check up; a second one stops at once
 SIGHUP            read peers, peer_cidrs and log_level of the configuration again, and the
                   files of tls (as every connection does when they have changed); the log
-                  names other keys that have changed, which need a restart
+                  names other keys that have changed, which need a restart. Peers of other
+                  versions that could not be judged are judged again, with what peer_rules
+                  has now
 
 Exit status: 0 stopped as asked, 1 stopped at once by a second signal, 2 could not start.`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -44,7 +46,11 @@ Exit status: 0 stopped as asked, 1 stopped at once by a second signal, 2 could n
 			if path == "" {
 				return fmt.Errorf("no configuration is given; use -c node.yaml")
 			}
-			return serve(cmd.Context(), path, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			pair, err := pairCommand()
+			if err != nil {
+				return err
+			}
+			return serve(cmd.Context(), path, cmd.OutOrStdout(), cmd.ErrOrStderr(), pair...)
 		},
 	}
 	cmd.Flags().StringVarP(&path, "config", "c", "", "the node's configuration")
@@ -54,12 +60,13 @@ Exit status: 0 stopped as asked, 1 stopped at once by a second signal, 2 could n
 // exitSignal is the status of a daemon that a second signal stopped.
 const exitSignal = 1
 
-// serve runs a node until a signal stops it, or ctx ends.
-func serve(ctx context.Context, path string, out, errOut io.Writer) error {
+// serve runs a node until a signal stops it, or ctx ends. pair is its config.PairCommand.
+func serve(ctx context.Context, path string, out, errOut io.Writer, pair ...string) error {
 	cfg, err := config.Load(path)
 	if err != nil {
 		return err
 	}
+	cfg.PairCommand = pair
 	level := new(slog.LevelVar)
 	if err := setLevel(level, cfg); err != nil {
 		return err
@@ -176,6 +183,7 @@ func reread(path string, running *config.Config, node *host.Node, level *slog.Le
 		log.Warn("keys that changed are used only after a restart", "file", path, "keys", strings.Join(ignored, ","))
 	}
 	node.ReloadCerts()
+	node.ReviewPairs()
 	log.Info("peers and log level read again", "file", path, "peers", len(cfg.Peers), "log_level", cfg.LogLevel, "peer_cidrs", len(cfg.PeerCIDRs))
 }
 

@@ -203,6 +203,9 @@ type Envelope struct {
 	//	*Envelope_Ping
 	//	*Envelope_Pong
 	//	*Envelope_Goaway
+	//	*Envelope_Ask
+	//	*Envelope_Part
+	//	*Envelope_Legs
 	Message       isEnvelope_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -362,6 +365,33 @@ func (x *Envelope) GetGoaway() *Goaway {
 	return nil
 }
 
+func (x *Envelope) GetAsk() *Ask {
+	if x != nil {
+		if x, ok := x.Message.(*Envelope_Ask); ok {
+			return x.Ask
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetPart() *Part {
+	if x != nil {
+		if x, ok := x.Message.(*Envelope_Part); ok {
+			return x.Part
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetLegs() *Legs {
+	if x != nil {
+		if x, ok := x.Message.(*Envelope_Legs); ok {
+			return x.Legs
+		}
+	}
+	return nil
+}
+
 type isEnvelope_Message interface {
 	isEnvelope_Message()
 }
@@ -418,6 +448,18 @@ type Envelope_Goaway struct {
 	Goaway *Goaway `protobuf:"bytes,13,opt,name=goaway,proto3,oneof"`
 }
 
+type Envelope_Ask struct {
+	Ask *Ask `protobuf:"bytes,14,opt,name=ask,proto3,oneof"`
+}
+
+type Envelope_Part struct {
+	Part *Part `protobuf:"bytes,15,opt,name=part,proto3,oneof"`
+}
+
+type Envelope_Legs struct {
+	Legs *Legs `protobuf:"bytes,16,opt,name=legs,proto3,oneof"`
+}
+
 func (*Envelope_Hello) isEnvelope_Message() {}
 
 func (*Envelope_HelloRefused) isEnvelope_Message() {}
@@ -443,6 +485,12 @@ func (*Envelope_Ping) isEnvelope_Message() {}
 func (*Envelope_Pong) isEnvelope_Message() {}
 
 func (*Envelope_Goaway) isEnvelope_Message() {}
+
+func (*Envelope_Ask) isEnvelope_Message() {}
+
+func (*Envelope_Part) isEnvelope_Message() {}
+
+func (*Envelope_Legs) isEnvelope_Message() {}
 
 // Hello is the first message of both sides.
 type Hello struct {
@@ -772,7 +820,10 @@ type Caps struct {
 	MaxJobs uint32 `protobuf:"varint,6,opt,name=max_jobs,json=maxJobs,proto3" json:"max_jobs,omitempty"`
 	// How long the node keeps what it has bound to a demand without a Renew of it. A node
 	// that says 0 neither takes nor sends Renew, and is not held to a lease.
-	LeaseMs       uint32 `protobuf:"varint,7,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	LeaseMs uint32 `protobuf:"varint,7,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// How many bytes of what the node runs by it sends in one Part, at most. A node that
+	// says 0 neither takes Ask and Legs nor sends Part and Legs.
+	PartBytes     uint32 `protobuf:"varint,8,opt,name=part_bytes,json=partBytes,proto3" json:"part_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -852,6 +903,13 @@ func (x *Caps) GetMaxJobs() uint32 {
 func (x *Caps) GetLeaseMs() uint32 {
 	if x != nil {
 		return x.LeaseMs
+	}
+	return 0
+}
+
+func (x *Caps) GetPartBytes() uint32 {
+	if x != nil {
+		return x.PartBytes
 	}
 	return 0
 }
@@ -1701,11 +1759,200 @@ func (x *Goaway) GetReason() string {
 	return ""
 }
 
+// Ask asks for bytes that the receiver's deployment is made of, by their SHA-256, from
+// offset on. There is one at a time: the next one may come after the Part.
+type Ask struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rising by one from 1 on in a session.
+	Seq           uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Digest        []byte `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Offset        uint64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ask) Reset() {
+	*x = Ask{}
+	mi := &file_session_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ask) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ask) ProtoMessage() {}
+
+func (x *Ask) ProtoReflect() protoreflect.Message {
+	mi := &file_session_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ask.ProtoReflect.Descriptor instead.
+func (*Ask) Descriptor() ([]byte, []int) {
+	return file_session_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Ask) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Ask) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *Ask) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+// Part answers an Ask.
+type Part struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Seq   uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Of the whole, not of this part.
+	TotalBytes uint64 `protobuf:"varint,2,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	Data       []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	// Why there are no bytes; empty when there are.
+	Refused       string `protobuf:"bytes,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Part) Reset() {
+	*x = Part{}
+	mi := &file_session_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Part) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Part) ProtoMessage() {}
+
+func (x *Part) ProtoReflect() protoreflect.Message {
+	mi := &file_session_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Part.ProtoReflect.Descriptor instead.
+func (*Part) Descriptor() ([]byte, []int) {
+	return file_session_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Part) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Part) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *Part) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *Part) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+// Legs says, when rules, parameters or caps differ, whether the sender supplies what the
+// receiver demands in every leg, or only in leg probe. Before the first one it is the latter.
+type Legs struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Supply bool                   `protobuf:"varint,1,opt,name=supply,proto3" json:"supply,omitempty"`
+	// Why not.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Legs) Reset() {
+	*x = Legs{}
+	mi := &file_session_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Legs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Legs) ProtoMessage() {}
+
+func (x *Legs) ProtoReflect() protoreflect.Message {
+	mi := &file_session_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Legs.ProtoReflect.Descriptor instead.
+func (*Legs) Descriptor() ([]byte, []int) {
+	return file_session_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Legs) GetSupply() bool {
+	if x != nil {
+		return x.Supply
+	}
+	return false
+}
+
+func (x *Legs) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_session_proto protoreflect.FileDescriptor
 
 const file_session_proto_rawDesc = "" +
 	"\n" +
-	"\rsession.proto\x12\x10tierd.session.v1\"\xb8\x05\n" +
+	"\rsession.proto\x12\x10tierd.session.v1\"\xbf\x06\n" +
 	"\bEnvelope\x12/\n" +
 	"\x05hello\x18\x01 \x01(\v2\x17.tierd.session.v1.HelloH\x00R\x05hello\x12E\n" +
 	"\rhello_refused\x18\x02 \x01(\v2\x1e.tierd.session.v1.HelloRefusedH\x00R\fhelloRefused\x122\n" +
@@ -1720,7 +1967,10 @@ const file_session_proto_rawDesc = "" +
 	" \x01(\v2\x17.tierd.session.v1.RenewH\x00R\x05renew\x12,\n" +
 	"\x04ping\x18\v \x01(\v2\x16.tierd.session.v1.PingH\x00R\x04ping\x12,\n" +
 	"\x04pong\x18\f \x01(\v2\x16.tierd.session.v1.PongH\x00R\x04pong\x122\n" +
-	"\x06goaway\x18\r \x01(\v2\x18.tierd.session.v1.GoawayH\x00R\x06goawayB\t\n" +
+	"\x06goaway\x18\r \x01(\v2\x18.tierd.session.v1.GoawayH\x00R\x06goaway\x12)\n" +
+	"\x03ask\x18\x0e \x01(\v2\x15.tierd.session.v1.AskH\x00R\x03ask\x12,\n" +
+	"\x04part\x18\x0f \x01(\v2\x16.tierd.session.v1.PartH\x00R\x04part\x12,\n" +
+	"\x04legs\x18\x10 \x01(\v2\x16.tierd.session.v1.LegsH\x00R\x04legsB\t\n" +
 	"\amessage\"\x8e\x03\n" +
 	"\x05Hello\x12!\n" +
 	"\fprotocol_min\x18\x01 \x01(\rR\vprotocolMin\x12!\n" +
@@ -1755,7 +2005,7 @@ const file_session_proto_rawDesc = "" +
 	"\x05dtype\x18\a \x01(\tR\x05dtype\x12\x14\n" +
 	"\x05draft\x18\b \x01(\bR\x05draft\x12\x1f\n" +
 	"\vchunk_bytes\x18\t \x01(\x04R\n" +
-	"chunkBytes\"\xca\x01\n" +
+	"chunkBytes\"\xe9\x01\n" +
 	"\x04Caps\x12\x1d\n" +
 	"\n" +
 	"max_tokens\x18\x01 \x01(\x04R\tmaxTokens\x12(\n" +
@@ -1764,7 +2014,9 @@ const file_session_proto_rawDesc = "" +
 	"\x04legs\x18\x04 \x03(\tR\x04legs\x12\x19\n" +
 	"\bmax_keys\x18\x05 \x01(\rR\amaxKeys\x12\x19\n" +
 	"\bmax_jobs\x18\x06 \x01(\rR\amaxJobs\x12\x19\n" +
-	"\blease_ms\x18\a \x01(\rR\aleaseMs\"f\n" +
+	"\blease_ms\x18\a \x01(\rR\aleaseMs\x12\x1d\n" +
+	"\n" +
+	"part_bytes\x18\b \x01(\rR\tpartBytes\"f\n" +
 	"\fHelloRefused\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12>\n" +
 	"\vdifferences\x18\x02 \x03(\v2\x1c.tierd.session.v1.DifferenceR\vdifferences\"L\n" +
@@ -1824,7 +2076,20 @@ const file_session_proto_rawDesc = "" +
 	"\x04Pong\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\" \n" +
 	"\x06Goaway\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason*\xc4\x02\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"G\n" +
+	"\x03Ask\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"g\n" +
+	"\x04Part\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x1f\n" +
+	"\vtotal_bytes\x18\x02 \x01(\x04R\n" +
+	"totalBytes\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x12\x18\n" +
+	"\arefused\x18\x04 \x01(\tR\arefused\"6\n" +
+	"\x04Legs\x12\x16\n" +
+	"\x06supply\x18\x01 \x01(\bR\x06supply\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason*\xc4\x02\n" +
 	"\x06Reason\x12\x0f\n" +
 	"\vREASON_NONE\x10\x00\x12\x17\n" +
 	"\x13REASON_NOT_SUPPLIED\x10\x01\x12\x12\n" +
@@ -1868,7 +2133,7 @@ func file_session_proto_rawDescGZIP() []byte {
 }
 
 var file_session_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_session_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_session_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_session_proto_goTypes = []any{
 	(Reason)(0),          // 0: tierd.session.v1.Reason
 	(Code)(0),            // 1: tierd.session.v1.Code
@@ -1891,6 +2156,9 @@ var file_session_proto_goTypes = []any{
 	(*Ping)(nil),         // 18: tierd.session.v1.Ping
 	(*Pong)(nil),         // 19: tierd.session.v1.Pong
 	(*Goaway)(nil),       // 20: tierd.session.v1.Goaway
+	(*Ask)(nil),          // 21: tierd.session.v1.Ask
+	(*Part)(nil),         // 22: tierd.session.v1.Part
+	(*Legs)(nil),         // 23: tierd.session.v1.Legs
 }
 var file_session_proto_depIdxs = []int32{
 	3,  // 0: tierd.session.v1.Envelope.hello:type_name -> tierd.session.v1.Hello
@@ -1906,21 +2174,24 @@ var file_session_proto_depIdxs = []int32{
 	18, // 10: tierd.session.v1.Envelope.ping:type_name -> tierd.session.v1.Ping
 	19, // 11: tierd.session.v1.Envelope.pong:type_name -> tierd.session.v1.Pong
 	20, // 12: tierd.session.v1.Envelope.goaway:type_name -> tierd.session.v1.Goaway
-	4,  // 13: tierd.session.v1.Hello.layout:type_name -> tierd.session.v1.Layout
-	6,  // 14: tierd.session.v1.Hello.caps:type_name -> tierd.session.v1.Caps
-	5,  // 15: tierd.session.v1.Layout.groups:type_name -> tierd.session.v1.Group
-	8,  // 16: tierd.session.v1.HelloRefused.differences:type_name -> tierd.session.v1.Difference
-	0,  // 17: tierd.session.v1.States.reason:type_name -> tierd.session.v1.Reason
-	13, // 18: tierd.session.v1.Supply.refused:type_name -> tierd.session.v1.Refused
-	0,  // 19: tierd.session.v1.Refused.reason:type_name -> tierd.session.v1.Reason
-	1,  // 20: tierd.session.v1.Done.codes:type_name -> tierd.session.v1.Code
-	2,  // 21: tierd.session.v1.Peer.Session:input_type -> tierd.session.v1.Envelope
-	2,  // 22: tierd.session.v1.Peer.Session:output_type -> tierd.session.v1.Envelope
-	22, // [22:23] is the sub-list for method output_type
-	21, // [21:22] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	21, // 13: tierd.session.v1.Envelope.ask:type_name -> tierd.session.v1.Ask
+	22, // 14: tierd.session.v1.Envelope.part:type_name -> tierd.session.v1.Part
+	23, // 15: tierd.session.v1.Envelope.legs:type_name -> tierd.session.v1.Legs
+	4,  // 16: tierd.session.v1.Hello.layout:type_name -> tierd.session.v1.Layout
+	6,  // 17: tierd.session.v1.Hello.caps:type_name -> tierd.session.v1.Caps
+	5,  // 18: tierd.session.v1.Layout.groups:type_name -> tierd.session.v1.Group
+	8,  // 19: tierd.session.v1.HelloRefused.differences:type_name -> tierd.session.v1.Difference
+	0,  // 20: tierd.session.v1.States.reason:type_name -> tierd.session.v1.Reason
+	13, // 21: tierd.session.v1.Supply.refused:type_name -> tierd.session.v1.Refused
+	0,  // 22: tierd.session.v1.Refused.reason:type_name -> tierd.session.v1.Reason
+	1,  // 23: tierd.session.v1.Done.codes:type_name -> tierd.session.v1.Code
+	2,  // 24: tierd.session.v1.Peer.Session:input_type -> tierd.session.v1.Envelope
+	2,  // 25: tierd.session.v1.Peer.Session:output_type -> tierd.session.v1.Envelope
+	25, // [25:26] is the sub-list for method output_type
+	24, // [24:25] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_session_proto_init() }
@@ -1942,6 +2213,9 @@ func file_session_proto_init() {
 		(*Envelope_Ping)(nil),
 		(*Envelope_Pong)(nil),
 		(*Envelope_Goaway)(nil),
+		(*Envelope_Ask)(nil),
+		(*Envelope_Part)(nil),
+		(*Envelope_Legs)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1949,7 +2223,7 @@ func file_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_session_proto_rawDesc), len(file_session_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,9 @@ type actor struct {
 	status     atomic.Pointer[session.Status]
 	remote     atomic.Pointer[net.Addr] // of the last session's connection
 
+	after <-chan struct{} // closed when the actor whose place this one takes has ended; nil = none
+	done  chan struct{}   // closed at the end
+
 	mu   sync.Mutex
 	box  []func(now time.Duration)
 	jobs int  // new jobs in box
@@ -37,13 +40,14 @@ type actor struct {
 	lookups   map[session.JobID]func(session.LookupDone)
 	demands   map[session.JobID]func(session.DemandDone)
 	words     map[session.JobID]func(session.Word)
+	part      func(session.PartCame) // of the Ask in work
 	onIdle    []func()
 	ended     bool
 	failures  int // attempts that failed since the last session
 }
 
 func newActor(p *Peers, addr PeerAddr, configured bool, core *session.Core) *actor {
-	a := &actor{p: p, id: addr.ID, addr: addr.Control, configured: configured, core: core, ring: make(chan struct{}, 1),
+	a := &actor{p: p, id: addr.ID, addr: addr.Control, configured: configured, core: core, ring: make(chan struct{}, 1), done: make(chan struct{}),
 		lookups: map[session.JobID]func(session.LookupDone){}, demands: map[session.JobID]func(session.DemandDone){},
 		words: map[session.JobID]func(session.Word){}}
 	s := core.Status(p.now())
@@ -100,6 +104,10 @@ func (a *actor) take() []func(now time.Duration) {
 }
 
 func (a *actor) run() {
+	defer close(a.done)
+	if a.after != nil {
+		<-a.after
+	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for !a.ended {
@@ -205,6 +213,13 @@ func (a *actor) effect(e session.Effect) {
 		host.OnCancel(a.id, e.Job, e.Reason)
 	case session.JobEnded:
 		host.OnJobEnd(a.id, e.Job, e.Results, e.Reason)
+	case session.Asked:
+		a.answerAsk(e)
+	case session.PartCame:
+		if f := a.part; f != nil {
+			a.part = nil
+			f(e)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -191,6 +192,7 @@ type testHost struct {
 	states map[string][]session.PeerState
 	ended  int
 	began  int
+	shelf  map[[sha256.Size]byte][]byte // what it gives out
 }
 
 func (h *testHost) PeerUp(peer string, hello *sessionpb.Hello, restarted, allLegs bool) {
@@ -271,6 +273,15 @@ func (h *testHost) OnPush(peer string, job session.JobID, indices []uint32) {
 }
 
 func (h *testHost) OnCancel(string, session.JobID, string) {}
+
+func (h *testHost) OnAsk(_ string, digest [sha256.Size]byte) ([]byte, string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if b, ok := h.shelf[digest]; ok {
+		return b, ""
+	}
+	return nil, "not here"
+}
 
 func (h *testHost) OnJobEnd(string, session.JobID, []session.Result, string) {
 	h.mu.Lock()

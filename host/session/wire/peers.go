@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -93,7 +94,7 @@ type Host interface {
 	// PeerUp: a session began. The hello has the peer's data address and token, for
 	// the node to dial. restarted: the peer is another process than before, and what
 	// was known of its memory is void. allLegs: no pair check is needed; else call
-	// Peers.AllowLegs when it has passed.
+	// Peers.AllowLegs with what it comes to.
 	PeerUp(peer string, hello *sessionpb.Hello, restarted, allLegs bool)
 	// PeerState: what the node thinks of the peer changed. On leaving Ready, data
 	// connections are of no use.
@@ -112,6 +113,9 @@ type Host interface {
 	OnCancel(peer string, job session.JobID, reason string)
 	// OnJobEnd ends a job: each OnDemand gets exactly one.
 	OnJobEnd(peer string, job session.JobID, results []session.Result, reason string)
+	// OnAsk returns the bytes of a digest that this node gives out, all of them, or why it
+	// does not. They are not changed after.
+	OnAsk(peer string, digest [sha256.Size]byte) (data []byte, refused string)
 }
 
 // Peers holds the sessions of a node.
@@ -123,11 +127,14 @@ type Peers struct {
 	shy   shyLog
 	ports ports
 
-	mu     sync.RWMutex
-	peers  map[string]*actor
-	closed bool
-	wg     sync.WaitGroup // actors, connections
-	stops  []func()       // servers
+	mu    sync.RWMutex
+	peers map[string]*actor
+	// leaving are actors that are no longer in peers and have not ended, by peer: the one
+	// that takes such a place begins after it, so that the host hears of a peer in order.
+	leaving map[string]<-chan struct{}
+	closed  bool
+	wg      sync.WaitGroup // actors, connections
+	stops   []func()       // servers
 }
 
 // New starts an actor for each configured peer; each begins to dial.
@@ -150,7 +157,7 @@ func New(cfg Config, host Host) (*Peers, error) {
 	if cfg.Start.IsZero() {
 		cfg.Start = time.Now()
 	}
-	p := &Peers{cfg: cfg, host: host, log: cfg.Logger, start: cfg.Start, peers: map[string]*actor{}}
+	p := &Peers{cfg: cfg, host: host, log: cfg.Logger, start: cfg.Start, peers: map[string]*actor{}, leaving: map[string]<-chan struct{}{}}
 	p.shy = shyLog{limitlog.New(cfg.Logger)}
 	p.ports = newPorts(&p.cfg)
 	if err := p.SetPeers(cfg.Peers); err != nil {
@@ -194,12 +201,13 @@ func (p *Peers) SetPeers(list []PeerAddr) error {
 	for id, a := range p.peers {
 		if control, ok := seen[id]; a.configured && (!ok || control != a.addr) {
 			a.shut("removed from this node's peers")
-			delete(p.peers, id)
+			p.leave(a)
 		}
 	}
 	for _, a := range fresh {
 		if old := p.peers[a.id]; old != nil { // it came by itself; from now on it is dialed too
 			old.shut("configured anew")
+			p.leave(old)
 		}
 		p.launch(a)
 	}
@@ -215,7 +223,21 @@ func (p *Peers) add(addr PeerAddr, configured bool) (*actor, error) {
 	return a, err
 }
 
+// leave takes an actor that was shut from the peers; p.mu is held.
+func (p *Peers) leave(a *actor) {
+	for id, done := range p.leaving {
+		select {
+		case <-done:
+			delete(p.leaving, id)
+		default:
+		}
+	}
+	p.leaving[a.id] = a.done
+	delete(p.peers, a.id)
+}
+
 func (p *Peers) launch(a *actor) {
+	a.after = p.leaving[a.id]
 	p.peers[a.id] = a
 	p.wg.Go(a.run)
 }
@@ -242,7 +264,7 @@ func (p *Peers) forget(a *actor) {
 	defer p.mu.Unlock()
 	if p.peers[a.id] == a {
 		a.shut("gone")
-		delete(p.peers, a.id)
+		p.leave(a)
 	}
 }
 
@@ -426,11 +448,6 @@ func (p *Peers) DataActivity(peer string) {
 	if a != nil {
 		a.heardAt.Store(int64(p.now()))
 	}
-}
-
-// AllowLegs says whether the pair relation with a peer is accepted.
-func (p *Peers) AllowLegs(peer string, ok bool) {
-	p.command(peer, func(now time.Duration, c *session.Core) { c.AllowLegs(now, ok) })
 }
 
 // AnswerLookup answers a query that OnLookup left open.

@@ -1,0 +1,77 @@
+package pairs
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"unicode"
+
+	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/check"
+)
+
+// findingOf reads a verdict that is accepted or refused.
+func (j *Judge) findingOf(v Version, verdict *registry.Verdict) Finding {
+	f := Finding{State: Accepted, Kept: verdict.Reused}
+	there := verdict.Against.File
+	const roles = "the roles of the two deployments leave no such way"
+	f.TakeNot, f.GiveNot = roles, roles
+	var refused []string
+	for i := range verdict.Ways {
+		w := &verdict.Ways[i]
+		ok, why := w.Counterexample == nil && !w.Undecided, ""
+		if !ok {
+			why = refusal(w)
+			refused = append(refused, way(w, there)+": "+why)
+			why = "the pair of the two versions is refused: " + why
+		}
+		if w.Producer == there {
+			f.Take, f.TakeNot = ok, why
+		} else {
+			f.Give, f.GiveNot = ok, why
+		}
+	}
+	if refused == nil {
+		f.Why = fmt.Sprintf("the pair of the two versions is accepted: %d cases", verdict.Cases)
+		return f
+	}
+	f.State, f.Why = Refused, "the pair of the two versions is refused with "+strings.Join(refused, "; with ")
+	f.File = filepath.Join(j.o.StateDir, "pairs", keyOf(j.o.Shelf, j.o.Seed, v)+".txt")
+	return f
+}
+
+// way says who is who.
+func way(w *check.Way, there string) string {
+	if w.Producer == there {
+		return "this node as the consumer"
+	}
+	return "this node as the producer"
+}
+
+// refusal is why a way is not allowed, in one line.
+func refusal(w *check.Way) string {
+	ce := w.Counterexample
+	if ce == nil {
+		return "it was not checked to its end"
+	}
+	return line(fmt.Sprintf("prompts of %d tokens, group %s: %s", ce.PromptTokens, ce.Group, ce.Why))
+}
+
+// lineBytesMax bounds what is said of a pair in one line.
+const lineBytesMax = 512
+
+// line makes text that came from elsewhere fit into one line.
+func line(s string) string {
+	s = strings.ToValidUTF8(s, "?")
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) <= lineBytesMax {
+		return s
+	}
+	s = s[:lineBytesMax]
+	return strings.ToValidUTF8(s, "") + "..."
+}

@@ -1,0 +1,370 @@
+package pairs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/check"
+	"github.com/tierd/tierd/registry/deploy"
+)
+
+// A bench is a Judge whose fetches and checks the test answers.
+type bench struct {
+	*Judge
+	t *testing.T
+
+	mu      sync.Mutex
+	allowed map[string][2]bool
+	told    map[string][]Finding
+	kept    map[Version]*registry.Verdict
+
+	fetches atomic.Int64 // begun
+	most    atomic.Int64 // at a time
+	now     atomic.Int64
+	bring   func(ctx context.Context, peer string) error
+	verdict func(ctx context.Context) (*registry.Verdict, error)
+}
+
+const hereFile, thereFile = "here.yaml", "there"
+
+func newBench(t *testing.T) *bench {
+	d, err := deploy.Parse(hereFile, []byte("model: m\nmax_tokens: 8\ngroups: [{name: full, rule: full, block_tokens: 4, layers: 1, kv_heads: 1, head_dim: 1, dtype: fp8}]"))
+	require.NoError(t, err)
+	b := &bench{t: t, allowed: map[string][2]bool{}, told: map[string][]Finding{}, kept: map[Version]*registry.Verdict{}}
+	b.Judge = New(Options{
+		Shelf: &Shelf{own: &bundle{name: hereFile, deployment: d}}, StateDir: "/state", FetchWithin: 30 * time.Second, CheckWithin: 10 * time.Minute,
+		Allow: func(peer string, take, give bool, why string) {
+			if give != (why == "") {
+				t.Errorf("%s: give is %v, and the reason is %q", peer, give, why)
+			}
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.allowed[peer] = [2]bool{take, give}
+		},
+		Tell: func(peer string, f Finding) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.told[peer] = append(b.told[peer], f)
+		},
+	})
+	b.Judge.gather = func(ctx context.Context, peer string, v Version) (*bundle, error) {
+		b.fetches.Add(1)
+		if n := b.now.Add(1); n > b.most.Load() {
+			b.most.Store(n)
+		}
+		defer b.now.Add(-1)
+		if b.bring != nil {
+			if err := b.bring(ctx, peer); err != nil {
+				return nil, err
+			}
+		}
+		return &bundle{}, nil
+	}
+	b.Judge.check = func(ctx context.Context, _ *bundle, progress func(done, total int)) (*registry.Verdict, error) {
+		return b.verdict(ctx)
+	}
+	b.Judge.kept = func(v Version) *registry.Verdict { b.mu.Lock(); defer b.mu.Unlock(); return b.kept[v] }
+	b.Judge.keep = func(v Version, out *registry.Verdict) { b.mu.Lock(); defer b.mu.Unlock(); b.kept[v] = out }
+	b.verdict = func(context.Context) (*registry.Verdict, error) { return verdictOf(nil, nil), nil }
+	return b
+}
+
+func (b *bench) may(peer string) [2]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.allowed[peer]
+}
+
+func (b *bench) tells(peer string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.told[peer])
+}
+
+var (
+	neither, both = [2]bool{}, [2]bool{true, true}
+)
+
+// verdictOf is a verdict whose ways have these counterexamples: with this node as the
+// producer, and as the consumer.
+func verdictOf(give, take *check.Counterexample) *registry.Verdict {
+	v := &registry.Verdict{Verdict: registry.Accepted, Cases: 7, Against: &registry.Side{File: thereFile},
+		Ways: []check.Way{{Producer: hereFile, Consumer: thereFile, Counterexample: give}, {Producer: thereFile, Consumer: hereFile, Counterexample: take}}}
+	if give != nil || take != nil {
+		v.Verdict = registry.Refused
+	}
+	return v
+}
+
+func version(n byte) Version {
+	return Version{Rules: digest{n}, Deployment: digest{n, 1}, MaxTokens: 8}
+}
+
+// TestUntilTheVerdict: a check that takes long leaves leg probe, waits for nobody's sake,
+// and says how far it is; its verdict allows every leg to every peer of the version, at
+// once, and to those that come later.
+func TestUntilTheVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		done := make(chan struct{})
+		b.verdict = func(ctx context.Context) (*registry.Verdict, error) { <-done; return verdictOf(nil, nil), nil }
+		require.Equal(t, Finding{State: None}, b.Of("p"))
+		b.Up("p", version(1), 1, false)
+		b.Up("q", version(1), 1, false)
+		synctest.Wait()
+		time.Sleep(5 * time.Minute)
+		f := b.Of("p")
+		require.Equal(t, Checking, f.State)
+		require.Equal(t, "the pair of the two versions is being checked: the check runs", f.Why)
+		require.False(t, f.Take || f.Give)
+		require.Equal(t, neither, b.may("q"))
+		require.Zero(t, b.tells("p"))
+		close(done)
+		synctest.Wait()
+		require.Equal(t, both, b.may("p"))
+		require.Equal(t, both, b.may("q"))
+		require.EqualValues(t, 1, b.fetches.Load(), "one version, one check")
+		require.Equal(t, 1, b.tells("p"))
+		b.Up("r", version(1), 1, false)
+		require.Equal(t, both, b.may("r"))
+		b.Up("s", version(9), 1, true)
+		require.Equal(t, Equal, b.Of("s").State)
+		require.True(t, b.Of("s").Take)
+		require.EqualValues(t, 1, b.Ended(Accepted))
+	})
+}
+
+// TestEachWayByItself: the way that has a counterexample is not allowed, and the other is.
+func TestEachWayByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		b.verdict = func(context.Context) (*registry.Verdict, error) {
+			return verdictOf(nil, &check.Counterexample{PromptTokens: 21, Group: "full", Why: "the chunk\nis not there"}), nil
+		}
+		b.Up("p", version(1), 1, false)
+		synctest.Wait()
+		f := b.Of("p")
+		require.Equal(t, Refused, f.State)
+		require.Equal(t, "the pair of the two versions is refused with this node as the consumer: prompts of 21 tokens, group full: the chunk is not there", f.Why)
+		require.Equal(t, [2]bool{false, true}, b.may("p"))
+		require.Equal(t, "the pair of the two versions is refused: prompts of 21 tokens, group full: the chunk is not there", f.TakeNot)
+		require.Regexp(t, "^/state/pairs/[0-9a-f]{32}.txt$", f.File)
+		require.EqualValues(t, 1, b.Ended(Refused))
+		b.Retry()
+		synctest.Wait()
+		require.EqualValues(t, 1, b.fetches.Load(), "a refusal is a verdict")
+
+		b.verdict = func(context.Context) (*registry.Verdict, error) {
+			v := verdictOf(nil, nil)
+			v.Ways = v.Ways[:1] // the peer's deployment has no producer
+			return v, nil
+		}
+		b.Up("p", version(2), 2, false)
+		synctest.Wait()
+		require.Equal(t, Accepted, b.Of("p").State)
+		require.Equal(t, [2]bool{false, true}, b.may("p"))
+		require.Equal(t, "the roles of the two deployments leave no such way", b.Of("p").TakeNot)
+	})
+}
+
+// TestKept: a verdict that was kept needs neither fetch nor check, and a refused one does
+// not, either.
+func TestKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		v := verdictOf(nil, nil)
+		v.Reused = true
+		b.kept[version(1)] = v
+		b.Up("p", version(1), 1, false)
+		synctest.Wait()
+		require.Equal(t, both, b.may("p"))
+		require.True(t, b.Of("p").Kept)
+		b.kept[version(2)] = verdictOf(&check.Counterexample{}, nil)
+		b.Up("p", version(2), 1, false)
+		require.Equal(t, neither, b.may("p"), "what was allowed to another version is not")
+		synctest.Wait()
+		require.Equal(t, [2]bool{true, false}, b.may("p"))
+		require.Zero(t, b.fetches.Load())
+	})
+}
+
+// TestSlowPeers: peers that never answer cost their deadline, hold up nobody's caller, and
+// their version is undecided, with the reason. Another peer of the version is asked before.
+func TestSlowPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		b.bring = func(ctx context.Context, peer string) error {
+			if peer == "good" {
+				return nil
+			}
+			<-ctx.Done()
+			return &unavailable{why: context.Cause(ctx).Error(), passing: true}
+		}
+		began := time.Now()
+		for n := range byte(2 * fetchesMax) {
+			b.Up(fmt.Sprint("slow", n), version(n), 1, false)
+		}
+		b.Up("good", version(0), 1, false)
+		require.Zero(t, time.Since(began))
+		time.Sleep(30*time.Second - 1)
+		synctest.Wait()
+		require.EqualValues(t, fetchesMax, b.now.Load())
+		require.Equal(t, Checking, b.Of("slow1").State)
+		time.Sleep(60 * time.Second)
+		synctest.Wait()
+		require.EqualValues(t, fetchesMax, b.most.Load())
+		f := b.Of("slow1")
+		require.Equal(t, Undecided, f.State)
+		require.Equal(t, "the pair of the two versions is undecided: slow1: it did not come within deadlines.pair_fetch_ms, 30s", f.Why)
+		require.Equal(t, neither, b.may("slow1"))
+		require.Equal(t, Accepted, b.Of("slow0").State, "another peer of that version had it")
+		require.Zero(t, b.now.Load())
+	})
+}
+
+// TestTries: what failed by the way to the peer is tried again with its sessions, a few
+// times for each of its processes, and at a reload; what failed by itself at a reload only.
+func TestTries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		passing := true
+		b.bring = func(context.Context, string) error { return &unavailable{why: "no", passing: passing} }
+		up := func(boot uint64, times int, fetches int) {
+			t.Helper()
+			for range times {
+				b.Up("p", version(1), boot, false)
+				synctest.Wait()
+			}
+			require.EqualValues(t, fetches, b.fetches.Load())
+			require.Equal(t, Undecided, b.Of("p").State)
+		}
+		up(1, 9, triesMax)
+		up(2, 9, 2*triesMax)
+		b.Retry()
+		synctest.Wait()
+		require.EqualValues(t, 2*triesMax+1, b.fetches.Load())
+		passing = false
+		up(3, 9, 2*triesMax+2)
+		b.Up("q", version(1), 1, false)
+		synctest.Wait()
+		require.EqualValues(t, 2*triesMax+3, b.fetches.Load(), "another peer of the version")
+		b.Gone("q")
+		b.Retry()
+		synctest.Wait()
+		require.EqualValues(t, 2*triesMax+4, b.fetches.Load())
+		b.bring = func(context.Context, string) error { return always("never") }
+		up(4, 9, 2*triesMax+5)
+		up(5, 9, 2*triesMax+5)
+		b.bring = nil
+		b.Retry()
+		synctest.Wait()
+		require.Equal(t, both, b.may("p"))
+		b.Retry()
+		synctest.Wait()
+		require.EqualValues(t, 2*triesMax+6, b.fetches.Load(), "what is decided stays")
+	})
+}
+
+// TestBudget: a check that is not done in its time is undecided, and the next one may run.
+func TestBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		var at, most int
+		b.verdict = func(ctx context.Context) (*registry.Verdict, error) {
+			at++
+			most = max(most, at)
+			defer func() { at-- }()
+			<-ctx.Done()
+			if errors.Is(context.Cause(ctx), check.ErrBudget) {
+				return &registry.Verdict{Verdict: registry.Undecided, Undecided: check.ErrBudget.Error()}, nil
+			}
+			return nil, ctx.Err()
+		}
+		b.Up("p", version(1), 1, false)
+		b.Up("q", version(2), 1, false)
+		time.Sleep(20*time.Minute + 1)
+		synctest.Wait()
+		for _, peer := range []string{"p", "q"} {
+			require.Equal(t, "the pair of the two versions is undecided: the check was not done within deadlines.pair_check_ms, 10m0s", b.Of(peer).Why)
+		}
+		require.Equal(t, 1, most, "one check at a time")
+		b.Up("p", version(1), 2, false)
+		synctest.Wait()
+		require.Equal(t, Undecided, b.Of("p").State, "the same check would take as long again")
+		require.EqualValues(t, 2, b.Ended(Undecided))
+		require.Empty(t, b.kept)
+	})
+}
+
+// TestGone: what only peers need that are gone, or that have another version now, is given
+// up; and Close ends and waits for the rest.
+func TestGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		var running atomic.Int64
+		b.verdict = func(ctx context.Context) (*registry.Verdict, error) {
+			running.Add(1)
+			defer running.Add(-1)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		b.Up("p", version(1), 1, false)
+		b.Up("q", version(1), 1, false)
+		synctest.Wait()
+		b.Gone("p")
+		synctest.Wait()
+		require.EqualValues(t, 1, running.Load(), "q has that version")
+		require.Equal(t, None, b.Of("p").State)
+		b.Up("q", version(2), 2, false)
+		synctest.Wait()
+		require.EqualValues(t, 1, running.Load(), "and now another one")
+		require.EqualValues(t, 2, b.fetches.Load())
+		require.Zero(t, b.tells("q"))
+		b.Up("q", version(2), 2, true)
+		synctest.Wait()
+		require.Zero(t, running.Load())
+		b.Up("p", version(3), 1, false)
+		synctest.Wait()
+		require.EqualValues(t, 1, running.Load())
+		b.Close()
+		require.Zero(t, running.Load())
+		b.Up("p", version(4), 1, false)
+		b.Retry()
+		b.Gone("p")
+		require.Zero(t, b.tells("p"))
+	})
+}
+
+// TestVersionsForgotten: a peer that comes with one version after the other does not fill
+// the memory.
+func TestVersionsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		for n := range byte(2 * versionsMax) {
+			b.Up("p", version(n), uint64(n), false)
+			synctest.Wait()
+			require.Equal(t, both, b.may("p"))
+		}
+		require.LessOrEqual(t, len(b.versions), versionsMax+1)
+		_, last := b.versions[version(2*versionsMax-2)]
+		_, first := b.versions[version(0)]
+		require.True(t, last)
+		require.False(t, first)
+	})
+}
