@@ -236,6 +236,7 @@ func (n *Node) limits() session.Limits {
 	l.MessageBytesMax = int(b.MessageBytes)
 	// 67 bytes is what a key takes at most in a demand, with its slot and epoch.
 	l.KeysMax = min(l.KeysMax, (l.MessageBytesMax-8192)/67)
+	l.PartBytesMax = min(l.PartBytesMax, l.MessageBytesMax-4096)
 	return l
 }
 
