@@ -96,38 +96,35 @@ type Node struct {
 	planners sync.Pool
 	closers  []func() // in reverse order of opening
 
-	deployment []byte // the file
-	deployed   *deploy.Deployment
-	stage      atomic.Int32
-	began      time.Time
-	boot       uint64
-	faults     *limitlog.Log // lines that a fault may cause in each request
-	open       openWaits
-	hasTier    atomic.Bool  // tier is set, for status and metrics, which are read before
-	judged     atomic.Bool  // entry is set
-	opened     atomic.Bool  // so are peers, meeting and engines
-	percent    atomic.Int64 // of the check
-	// peerPinnedMax is bounds.peer_pinned_bytes, or its default once the rules say what a
-	// longest prompt demands.
-	peerPinnedMax atomic.Int64
-	tier          *tier.Primary
-	device        gpu.Device
-	metrics       *metrics.Metrics
-	meeting       *meeting
-	pairs         *pairs.Judge // of peers with other rules
-	shelf         *pairs.Shelf // what peers may ask for
-	data          *transfer.Server
-	dataOptions   transfer.Options // of clients
-	peers         *wire.Peers
-	engines       *engine.Server
-	http          *http.Server
-	httpEnded     chan struct{}
-	control       net.Listener // bound, and served once the rules are accepted
-	certs         *certFiles   // nil without TLS
-	allowed       atomic.Pointer[admit.List]
-	socket        *engine.SocketLock
-	addresses     Addresses
-	ready         atomic.Bool
+	deployment  []byte // the file
+	deployed    *deploy.Deployment
+	stage       atomic.Int32
+	began       time.Time
+	boot        uint64
+	faults      *limitlog.Log // lines that a fault may cause in each request
+	open        openWaits
+	hasTier     atomic.Bool  // tier is set, for status and metrics, which are read before
+	judged      atomic.Bool  // entry is set
+	opened      atomic.Bool  // so are peers, meeting and engines
+	percent     atomic.Int64 // of the check
+	tier        *tier.Primary
+	device      gpu.Device
+	metrics     *metrics.Metrics
+	meeting     *meeting
+	pairs       *pairs.Judge // of peers with other rules
+	shelf       *pairs.Shelf // what peers may ask for
+	data        *transfer.Server
+	dataOptions transfer.Options // of clients
+	peers       *wire.Peers
+	engines     *engine.Server
+	http        *http.Server
+	httpEnded   chan struct{}
+	control     net.Listener // bound, and served once the rules are accepted
+	certs       *certFiles   // nil without TLS
+	allowed     atomic.Pointer[admit.List]
+	socket      *engine.SocketLock
+	addresses   Addresses
+	ready       atomic.Bool
 
 	mu         sync.Mutex
 	closing    bool
@@ -136,6 +133,10 @@ type Node struct {
 	links      map[string]*link
 	servings   map[peerJob]*serving // peers' jobs here
 	fetches    map[peerJob]*fetch   // our jobs at peers
+
+	// peerPinnedMax is bounds.peer_pinned_bytes, or its default once the rules say what a
+	// longest prompt demands.
+	peerPinnedMax atomic.Int64
 
 	tokenMu sync.Mutex
 	tokens  map[string]transfer.Token // by peer

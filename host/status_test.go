@@ -63,6 +63,8 @@ func TestStatusOfAPair(t *testing.T) {
 	require.Equal(t, uint64(2<<20), parked.Parked.BytesMax)
 	r := c.beginConsumer("a", x, enginepb.Leg_PD)
 	hit(t, r, r.load())
+	// The wait ends with the demand, a moment after its last chunk has landed.
+	require.Eventually(t, func() bool { return waitOf(consumer.Status(), "transfer").Ended["ok"] == 1 }, 30*time.Second, time.Millisecond)
 	s := statusz(t, consumer)
 	require.Equal(t, status.Form, s.Form)
 	require.Equal(t, []any{"consumer", os.Getpid(), status.Serving, true, "", 100}, []any{s.NodeID, s.PID, s.State, s.Ready, s.NotReady, s.CheckPercent})
