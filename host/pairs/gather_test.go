@@ -25,7 +25,7 @@ import (
 
 const testFile = `
 model: tiny
-max_tokens: 200
+max_tokens: 100
 align_tokens: 64
 groups:
   - {name: sliding, rule: window, params: {window: 20}, block_tokens: 4, chunk_blocks: 2, layers: 1, kv_heads: 1, head_dim: 4, dtype: bf16}
@@ -155,12 +155,17 @@ func TestGatherAndJudge(t *testing.T) {
 	g, w = newGatherer(t, here, there)
 	require.Equal(t, registry.Accepted, judgeOf(g, there).Verdict)
 	require.Equal(t, 1, w.asked[id])
-	require.Equal(t, registry.Accepted, judgeOf(g, there).Verdict)
-	require.Equal(t, 1, w.asked[id], "it was kept")
+	again := func(why string) {
+		t.Helper()
+		b, err := g.gather(t.Context(), "p", there.version())
+		require.NoError(t, err)
+		require.Equal(t, id, digest(sha256.Sum256(b.modules[id])))
+		require.Equal(t, 1, w.asked[id], why)
+	}
+	again("it was kept")
 	g.cache.dir = t.TempDir()
 	g.local = localDir(dir)
-	require.Equal(t, registry.Accepted, judgeOf(g, there).Verdict)
-	require.Equal(t, 1, w.asked[id], "it is in the operator's directory")
+	again("it is in the operator's directory")
 	require.Equal(t, dir, filepath.Dir(path))
 }
 
@@ -205,7 +210,7 @@ func TestUnavailable(t *testing.T) {
 			w.spoil = func(digest, []byte) ([]byte, error) { return nil, errors.New("session closed") }
 		}, "session closed", true, false},
 		"not given": {func(v *Version, w *wireOf) { v.Deployment = digest{1} }, "not given out: sha256:010000000000 is not part of this node's deployment", false, false},
-		"caps":      {func(v *Version, w *wireOf) { v.MaxTokens = 7 }, "its hello says max_tokens 7 and max_store_tokens 0, and its deployment 200 and 0", false, false},
+		"caps":      {func(v *Version, w *wireOf) { v.MaxTokens = 7 }, "its hello says max_tokens 7 and max_store_tokens 0, and its deployment 100 and 0", false, false},
 		"no deployment": {func(v *Version, w *wireOf) {
 			w.bytes[digest(sha256.Sum256([]byte("{}")))] = []byte("{}")
 			v.Deployment = sha256.Sum256([]byte("{}"))

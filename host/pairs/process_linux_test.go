@@ -30,13 +30,12 @@ func taskOf(here, there *Shelf, within time.Duration) *task {
 
 // children are the processes that this one has started and not waited for.
 func children(t *testing.T) (pids []int) {
-	b, err := os.ReadFile("/proc/thread-self/children")
-	if err != nil {
-		t.Skip(err)
+	if _, err := os.Stat("/proc/thread-self/children"); err != nil {
+		t.Skip(err) // a kernel without that file
 	}
 	tasks, err := os.ReadDir("/proc/self/task")
 	require.NoError(t, err)
-	b = nil
+	var b []byte
 	for _, task := range tasks {
 		c, err := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
 		if err == nil {
@@ -92,8 +91,8 @@ func TestApart(t *testing.T) {
 func TestApartEnds(t *testing.T) {
 	dir := t.TempDir()
 	here := changed(t, dir, "window: 20")
-	there := changed(t, dir, "max_tokens: 200", "max_tokens: 100000")
-	long := changed(t, dir, "max_tokens: 200", "max_tokens: 100001")
+	there := changed(t, dir, "max_tokens: 100", "max_tokens: 100000")
+	long := changed(t, dir, "max_tokens: 100", "max_tokens: 100001")
 	nothing := func(int, int) {}
 
 	v, err := judgeApart(t.Context(), apart(), taskOf(there, long, 1500*time.Millisecond), nothing)
