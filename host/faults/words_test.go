@@ -1,0 +1,9 @@
+package faults
+
+const intro = `# Real faults
+
+What make test-faults saw on %s, load average %s.
+
+`
+
+const legend = ""
