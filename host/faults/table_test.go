@@ -232,8 +232,8 @@ func (r *row) line() string {
 
 // A report collects the rows.
 type report struct {
-	mu    sync.Mutex
-	rows  []*row
+	mu   sync.Mutex
+	rows []*row
 	// skipped are cases that this machine cannot play, and why.
 	skipped []string
 	began   time.Time
@@ -335,4 +335,3 @@ func (p *report) loads() string {
 	}
 	return fmt.Sprintf("%s at the end, after %.0f minutes", load(), time.Since(p.began).Minutes())
 }
-

@@ -20,7 +20,7 @@ const (
 	// enough that two cores compute, store, send and compare rate of them a second.
 	promptMin, promptMax = 512, 16384
 	// liveConsumer and liveSource bound the requests that the engines have room for.
-	liveConsumer, liveSource = 48, 4
+	liveConsumer, liveSource = 48, 5
 	// callLimit is longer than any freeze: an engine whose daemon is frozen waits for it.
 	callLimit = time.Minute
 	// deadline of every request, which is beyond what any wait for a peer may take.
@@ -34,6 +34,9 @@ var trace = sync.OnceValue(func() []replay.Request {
 	}
 	return slices.DeleteFunc(all, func(r replay.Request) bool { return r.PromptTokens < promptMin || r.PromptTokens > promptMax })
 })
+
+// sourcePatience is how long a request waits for its turn at a source.
+const sourcePatience = time.Second
 
 // A source is the engine of a source. It computes up to liveSource requests at a time.
 type source struct {
@@ -65,12 +68,12 @@ var (
 	errAway = errors.New("the source has no daemon")
 )
 
-// produce computes a request, unless there is enough in work.
+// produce computes a request, unless there is enough in work for long.
 func (s *source) produce(t *replay.Turn) error {
 	select {
 	case s.room <- struct{}{}:
 		defer func() { <-s.room }()
-	default:
+	case <-time.After(sourcePatience):
 		return errBusy
 	}
 	e := s.engine.Load()
