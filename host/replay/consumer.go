@@ -149,13 +149,27 @@ func (s *side) pull(ctx context.Context, t *turn, q *sequence, plan *enginepb.Be
 	switch {
 	case ev.ResumeTokens == plan.ResumeTokens:
 	case len(ev.Failures) > 0:
-		f := ev.Failures[0]
+		f := root(ev.Failures)
 		out.miss(f.Cause, f.Detail)
 	default:
 		out.miss(CauseRefused, ev.Error)
 	}
 	// More than was planned, or less than was there already, is no answer.
 	return min(max(ev.ResumeTokens, out.nativeTokens), plan.ResumeTokens), nil
+}
+
+// causeAborted is a daemon's word for a chunk that it does not want any more: because of
+// others that it cannot have, or because the request has ended.
+const causeAborted = "aborted"
+
+// root is the first failure that is none of the others' consequence.
+func root(failures []*enginepb.Failure) *enginepb.Failure {
+	for _, f := range failures {
+		if f.Cause != causeAborted {
+			return f
+		}
+	}
+	return failures[0]
 }
 
 // computeRest is the local part: from the resume point to the prompt's end.

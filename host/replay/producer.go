@@ -55,6 +55,11 @@ func (s *side) prefill(ctx context.Context, t *turn, q *sequence, from uint64, s
 		last = nil
 		return nil
 	}
+	if t.step != nil {
+		if err := t.step(from); err != nil {
+			return from, err
+		}
+	}
 	for n := from; n < t.prompt.tokens(); {
 		next := stepEnd(n, t.prompt.tokens(), stops)
 		if err := q.compute(n, next); err != nil {

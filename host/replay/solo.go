@@ -22,7 +22,8 @@ type turn struct {
 	partial bool
 	// refusedStore is told of a step that the daemon did not keep.
 	refusedStore func(text string)
-	// step, when set, is called after each step of a prefill; its error aborts.
+	// step, when set, is called before the first step of a prefill and after each; its
+	// error aborts.
 	step func(computed uint64) error
 }
 
@@ -55,8 +56,9 @@ type Turn struct {
 	Peer string
 	// Deadline is the request's own, in whole milliseconds; 0 leaves it to the daemon.
 	Deadline time.Duration
-	// Step, when set, is called by Produce after every step that was given to the daemon,
-	// with the tokens computed so far. An error ends the request with abort.
+	// Step, when set, is called by Produce once the request has begun, and after every step
+	// that was given to the daemon, with the tokens computed so far. An error ends the
+	// request with abort.
 	Step func(computed uint64) error
 }
 
@@ -152,4 +154,23 @@ func (e *Engine) Consume(ctx context.Context, t *Turn) (*Outcome, error) {
 		out.Transferred += g.Transferred
 	}
 	return out, nil
+}
+
+// Abandon begins the request as a consumer and gives it up after so long, without a load.
+func (e *Engine) Abandon(ctx context.Context, t *Turn, after time.Duration) error {
+	p, err := e.turn(t)
+	if err != nil {
+		return err
+	}
+	_, err = call(ctx, e.s, func(ctx context.Context) (*enginepb.BeginReply, error) {
+		return e.s.client.Begin(ctx, p.begin(enginepb.Role_CONSUMER, 0))
+	})
+	if err != nil {
+		return err
+	}
+	time.Sleep(after)
+	_, err = call(ctx, e.s, func(ctx context.Context) (*enginepb.FinishReply, error) {
+		return e.s.client.Finish(ctx, &enginepb.FinishRequest{RequestId: p.id, Abort: true})
+	})
+	return err
 }
