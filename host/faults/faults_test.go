@@ -26,7 +26,7 @@ type scenario struct {
 const (
 	// quietTime is how long the traffic without a fault lasts, before is that before a
 	// fault, after that behind the heal.
-	quietTime, quietSlice = 10 * time.Second, 4 * time.Second
+	quietTime, quietSlice = 10 * time.Second, 3 * time.Second
 	beforeFault           = 1500 * time.Millisecond
 	afterHeal             = 4 * time.Second
 )
@@ -178,11 +178,11 @@ func TestSlice(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts real processes")
 	}
-	c := newCluster(t, nil)
+	c := newCluster(t, func(c *cluster) { c.a.parked, c.b.parked = 2*time.Second, 2*time.Second })
 	quiet := c.quiet("pd", quietSlice)
 	for _, s := range []scenario{
-		{name: "freeze 3 s", bounds: frozen, play: freeze(3 * time.Second)},
-		{name: "kill, restart", bounds: killed, play: killAndRestart},
+		{name: "freeze 2.5 s", bounds: frozen, after: 2500 * time.Millisecond, play: freeze(2500 * time.Millisecond)},
+		{name: "kill, restart", bounds: killed, after: 2500 * time.Millisecond, play: killAndRestart},
 	} {
 		settle(t, c.suffer(&s, "pd", quiet))
 	}

@@ -69,6 +69,9 @@ var (
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
 func runTests(m *testing.M) int {
+	if job := os.Getenv(engineEnv); job != "" {
+		return engineProcess(job)
+	}
 	flag.Parse()
 	dir, err := os.MkdirTemp("", "tierd-faults-")
 	if err != nil {
@@ -131,9 +134,12 @@ type node struct {
 	// control is where peers reach it.
 	control string
 	// host is its address for data and HTTP.
-	host  string
-	slab  int64
-	peers []peer
+	host string
+	slab int64
+	// parked is how long supply waits for a consumer. It is short, so that what a fault has
+	// left is gone within the case: that it goes by itself is part of what is tested.
+	parked time.Duration
+	peers  []peer
 	// prefix runs before the program, as "ip netns exec NAME".
 	prefix []string
 	// insecure: it listens on more than loopback.
@@ -148,7 +154,7 @@ type peer struct{ id, control string }
 
 func newNode(t *testing.T, id string) *node {
 	const slabBytes = 768 << 20
-	n := &node{t: t, id: id, host: "127.0.0.1", control: freeAddress(t), slab: slabBytes}
+	n := &node{t: t, id: id, host: "127.0.0.1", control: freeAddress(t), slab: slabBytes, parked: 5 * time.Second}
 	var err error
 	n.dir, err = os.MkdirTemp("", "tierd-f-"+id) // short: a socket's path is limited
 	require.NoError(t, err)
@@ -182,14 +188,10 @@ func (n *node) configFile() string { return filepath.Join(n.dir, "node.yaml") }
 func (n *node) stateDir() string   { return filepath.Join(n.dir, "state") }
 func (n *node) pid() int           { return n.cmd.Process.Pid }
 
-// parkedMS is how long supply waits for a consumer. It is short, so that what a fault has
-// left is gone within the case: that it goes by itself is part of what is tested.
-const parkedMS = 5000
-
 func (n *node) configure() {
 	var b strings.Builder
 	fmt.Fprintf(&b, "node_id: %s\nstate_dir: %s\nengine_socket: %s\npeer_listen: %s\ndata_listen: %s:0\nhttp_listen: %s:0\nslab_bytes: %d\nslab_dir: %s\ndeployment: %s\ndeadlines: {parked_ms: %d}\n",
-		n.id, n.stateDir(), n.socket(), n.control, n.host, n.host, n.slab, n.slabs, deployment, parkedMS)
+		n.id, n.stateDir(), n.socket(), n.control, n.host, n.host, n.slab, n.slabs, deployment, n.parked.Milliseconds())
 	if n.insecure {
 		b.WriteString("insecure: true\npeer_cidrs: [10.77.0.0/24, 127.0.0.0/8]\n")
 	}
@@ -461,7 +463,7 @@ func (c *cluster) idle() {
 // says what is left after as long as that may take. Of a process that is new there is no
 // before.
 func (c *cluster) leaked() (left []string) {
-	const limit = 20 * time.Second // parkedMS, and the lease of 10 s
+	const limit = 20 * time.Second // parked supply, and the lease of 10 s
 	deadline := time.Now().Add(limit)
 	for {
 		left = left[:0]
