@@ -1,9 +1,8 @@
 package faults
 
 import (
-	"fmt"
 	"regexp"
-	"strings"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -20,7 +19,9 @@ type scenario struct {
 	legs   []string // nil is all
 	// after is how long the traffic goes on after the heal; 0 is the usual time.
 	after time.Duration
-	play  func(c *cluster, p *play, f *fault)
+	// deadline of the requests; 0 is the usual one.
+	deadline time.Duration
+	play     func(c *cluster, p *play, f *fault)
 }
 
 const (
@@ -34,7 +35,7 @@ const (
 // quiet plays traffic without a fault and demands that everything hits.
 func (c *cluster) quiet(leg string, how time.Duration) []*record {
 	c.t.Helper()
-	p := c.play(leg)
+	p := c.play(leg, 0)
 	time.Sleep(how)
 	records := p.stop()
 	hits := 0
@@ -57,7 +58,7 @@ func (c *cluster) quiet(leg string, how time.Duration) []*record {
 func (c *cluster) suffer(s *scenario, leg string, quiet []*record) *row {
 	c.t.Helper()
 	c.idle()
-	p := c.play(leg)
+	p := c.play(leg, s.deadline)
 	time.Sleep(beforeFault)
 	f := &fault{at: time.Now()}
 	s.play(c, p, f)
@@ -188,26 +189,36 @@ func TestSlice(t *testing.T) {
 	}
 }
 
-// TestFaults plays every scenario in every leg, each leg on a cluster of its own.
+// TestFaults plays every scenario in every leg, each leg on clusters of its own.
 func TestFaults(t *testing.T) {
 	if !*full {
 		t.Skip("make test-faults plays it")
 	}
 	for _, leg := range legs {
 		t.Run(leg, func(t *testing.T) {
-			var c *cluster
-			var quiet []*record
-			for _, s := range scenarios() {
-				if s.legs != nil && !strings.Contains(fmt.Sprint(s.legs), leg) || !chosen(s.name) {
-					continue
-				}
-				if c == nil {
-					c = newCluster(t, nil)
-					quiet = c.quiet(leg, quietTime)
-				}
-				settle(t, c.suffer(&s, leg, quiet))
-			}
+			playAll(t, leg, scenarios(), func() *cluster { return newCluster(t, nil) })
 		})
+		t.Run(leg+" behind a relay", func(t *testing.T) {
+			c, r := relayed(t)
+			playAll(t, leg, relayScenarios(r), func() *cluster { return c })
+		})
+	}
+}
+
+// playAll plays the chosen scenarios of a leg on one cluster.
+func playAll(t *testing.T, leg string, all []scenario, start func() *cluster) {
+	var c *cluster
+	var quiet []*record
+	for i := range all {
+		s := &all[i]
+		if s.legs != nil && !slices.Contains(s.legs, leg) || !chosen(s.name) {
+			continue
+		}
+		if c == nil {
+			c = start()
+			quiet = c.quiet(leg, quietTime)
+		}
+		settle(t, c.suffer(s, leg, quiet))
 	}
 }
 

@@ -29,6 +29,7 @@ package faults
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -56,6 +57,9 @@ var (
 	only  = flag.String("only", "", "play only the cases whose name matches this expression, with -full")
 )
 
+// builtEnv names the directory in which another process has built the program already.
+const builtEnv = "TIERD_FAULTS_BUILT"
+
 // The longest that a test waits for something that a healthy machine does in far less.
 const patience = time.Minute
 
@@ -73,12 +77,16 @@ func runTests(m *testing.M) int {
 		return engineProcess(job)
 	}
 	flag.Parse()
-	dir, err := os.MkdirTemp("", "tierd-faults-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	results.began = time.Now()
+	dir := os.Getenv(builtEnv)
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "tierd-faults-"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
 	}
-	defer os.RemoveAll(dir)
 	tierd, seed, deployment = filepath.Join(dir, "tierd"), filepath.Join(dir, "seed"), filepath.Join(dir, "deployment.yaml")
 	code := m.Run()
 	if err := results.write(*table); err != nil {
@@ -92,6 +100,9 @@ func runTests(m *testing.M) int {
 // of the demo with a quarter of its heads, so that a request is some megabytes, and with
 // half of its tokens, so that the check is short.
 var program = sync.OnceValue(func() error {
+	if os.Getenv(builtEnv) != "" {
+		return nil
+	}
 	build := exec.Command("go", "build", "-trimpath", "-o", tierd, "./host/cmd/tierd")
 	build.Dir = repo()
 	if out, err := build.CombinedOutput(); err != nil {
@@ -144,6 +155,8 @@ type node struct {
 	prefix []string
 	// insecure: it listens on more than loopback.
 	insecure bool
+	// client reaches its HTTP port, which is on loopback of the network that it is in.
+	client *http.Client
 
 	cmd     *exec.Cmd
 	logFile string
@@ -154,7 +167,7 @@ type peer struct{ id, control string }
 
 func newNode(t *testing.T, id string) *node {
 	const slabBytes = 768 << 20
-	n := &node{t: t, id: id, host: "127.0.0.1", control: freeAddress(t), slab: slabBytes, parked: 5 * time.Second}
+	n := &node{t: t, id: id, host: "127.0.0.1", control: freeAddress(t), slab: slabBytes, parked: 5 * time.Second, client: http.DefaultClient}
 	var err error
 	n.dir, err = os.MkdirTemp("", "tierd-f-"+id) // short: a socket's path is limited
 	require.NoError(t, err)
@@ -190,8 +203,8 @@ func (n *node) pid() int           { return n.cmd.Process.Pid }
 
 func (n *node) configure() {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node_id: %s\nstate_dir: %s\nengine_socket: %s\npeer_listen: %s\ndata_listen: %s:0\nhttp_listen: %s:0\nslab_bytes: %d\nslab_dir: %s\ndeployment: %s\ndeadlines: {parked_ms: %d}\n",
-		n.id, n.stateDir(), n.socket(), n.control, n.host, n.host, n.slab, n.slabs, deployment, n.parked.Milliseconds())
+	fmt.Fprintf(&b, "node_id: %s\nstate_dir: %s\nengine_socket: %s\npeer_listen: %s\ndata_listen: %s:0\nhttp_listen: 127.0.0.1:0\nslab_bytes: %d\nslab_dir: %s\ndeployment: %s\ndeadlines: {parked_ms: %d}\n",
+		n.id, n.stateDir(), n.socket(), n.control, n.host, n.slab, n.slabs, deployment, n.parked.Milliseconds())
 	if n.insecure {
 		b.WriteString("insecure: true\npeer_cidrs: [10.77.0.0/24, 127.0.0.0/8]\n")
 	}
@@ -277,14 +290,34 @@ func (n *node) reload(peers ...peer) {
 	n.signal(syscall.SIGHUP)
 }
 
+// get reads a page of the daemon's HTTP port.
+func (n *node) get(page string) ([]byte, error) {
+	a, err := status.Locate(n.stateDir())
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.HTTPListen+page, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := n.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
+}
+
 // status is what the daemon says of itself, or nil while it says nothing.
 func (n *node) status() *status.Status {
-	a, err := status.Locate(n.stateDir())
+	body, err := n.get(status.Path)
 	if err != nil {
 		return nil
 	}
-	s, _, err := status.Get(context.Background(), a)
-	if err != nil {
+	s := &status.Status{}
+	if json.Unmarshal(body, s) != nil {
 		return nil
 	}
 	return s
@@ -305,16 +338,7 @@ func (n *node) peer(id string) status.Peer {
 // metric adds up the series of a metric whose labels contain all of parts.
 func (n *node) metric(name string, parts ...string) (sum float64) {
 	n.t.Helper()
-	a, err := status.Locate(n.stateDir())
-	require.NoError(n.t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.HTTPListen+"/metrics", nil)
-	require.NoError(n.t, err)
-	resp, err := http.DefaultClient.Do(req)
-	require.NoError(n.t, err)
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	body, err := n.get("/metrics")
 	require.NoError(n.t, err)
 	found := false
 line:

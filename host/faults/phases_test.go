@@ -40,7 +40,7 @@ func (p *play) lone(what string, r *replay.Request) *lone {
 	defer p.mu.Unlock()
 	id := fmt.Sprintf("%s-%s-%d", p.name, what, len(p.records))
 	return &lone{record: &record{id: id, source: "a"}, done: make(chan struct{}),
-		turn: replay.Turn{ID: id, Salt: id, Request: r, Leg: p.leg, Peer: "a", Deadline: deadline}}
+		turn: replay.Turn{ID: id, Salt: id, Request: r, Leg: p.leg, Peer: "a", Deadline: p.deadline}}
 }
 
 // store computes the request at a.

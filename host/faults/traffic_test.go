@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,20 +98,21 @@ func (r *record) end() time.Time { return r.out.Began.Add(r.out.Took) }
 
 // A play is traffic at the fixed rate.
 type play struct {
-	c    *cluster
-	leg  string
-	name string
-	quit chan struct{}
-	wg   sync.WaitGroup
+	c        *cluster
+	leg      string
+	name     string
+	deadline time.Duration
+	quit     chan struct{}
+	wg       sync.WaitGroup
 
 	mu      sync.Mutex
 	records []*record
 }
 
-// play starts traffic in a leg.
-func (c *cluster) play(leg string) *play {
+// play starts traffic in a leg. The requests' deadline is the usual one when it is 0.
+func (c *cluster) play(leg string, limit time.Duration) *play {
 	c.next++
-	p := &play{c: c, leg: leg, name: fmt.Sprintf("%s-%d", leg, c.next), quit: make(chan struct{})}
+	p := &play{c: c, leg: leg, deadline: cmp.Or(limit, deadline), name: fmt.Sprintf("%s-%d", leg, c.next), quit: make(chan struct{})}
 	p.wg.Go(p.run)
 	return p
 }
@@ -154,7 +156,7 @@ func (p *play) request(i int) {
 	r := &trace()[i%len(trace())]
 	id := fmt.Sprintf("%s-%d", p.name, i)
 	turn := func(peer string) *replay.Turn {
-		return &replay.Turn{ID: id, Salt: id, Request: r, Leg: p.leg, Peer: peer, Deadline: deadline}
+		return &replay.Turn{ID: id, Salt: id, Request: r, Leg: p.leg, Peer: peer, Deadline: p.deadline}
 	}
 	rec := &record{id: id, source: s.n.id}
 	ahead, most := p.ahead(i)
