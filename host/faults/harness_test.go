@@ -167,7 +167,7 @@ type peer struct{ id, control string }
 
 func newNode(t *testing.T, id string) *node {
 	const slabBytes = 768 << 20
-	n := &node{t: t, id: id, host: "127.0.0.1", control: freeAddress(t), slab: slabBytes, parked: 5 * time.Second, client: http.DefaultClient}
+	n := &node{t: t, id: id, host: "127.0.0.1", control: freeAddress(t), slab: slabBytes, parked: 3 * time.Second, client: http.DefaultClient}
 	var err error
 	n.dir, err = os.MkdirTemp("", "tierd-f-"+id) // short: a socket's path is limited
 	require.NoError(t, err)
@@ -446,9 +446,7 @@ func newCluster(t *testing.T, shape func(c *cluster)) *cluster {
 		c.sources[n.id] = newSource(n)
 		require.NoError(t, c.sources[n.id].attach())
 	}
-	var err error
-	c.engine, err = replay.AttachEngine(t.Context(), "the engine at c", c.c.socket(), trace(), liveConsumer, callLimit)
-	require.NoError(t, err)
+	c.attach()
 	t.Cleanup(func() {
 		c.engine.Close()
 		for _, s := range c.sources {
@@ -457,6 +455,17 @@ func newCluster(t *testing.T, shape func(c *cluster)) *cluster {
 	})
 	c.joined()
 	return c
+}
+
+// attach attaches the engine at c.
+func (c *cluster) attach() {
+	c.t.Helper()
+	e, err := replay.AttachEngine(c.t.Context(), "the engine at c", c.c.socket(), trace(), liveConsumer, callLimit)
+	require.NoError(c.t, err)
+	if c.engine != nil {
+		c.engine.Close()
+	}
+	c.engine = e
 }
 
 // joined waits until the consumer has sessions and data connections with both sources.

@@ -296,11 +296,39 @@ func machine() string {
 
 const intro = `# Real faults
 
-What make test-faults saw on %s, load average %s.
+Two sources, a and b, and a consumer, c, are three processes of the real daemon; make
+test-faults plays these cases and writes this file. Requests of the real trace (prompts of
+%d to %d tokens) begin at %d a second, whether or not those before have ended, and name a and b
+in turn. Something happens to a. Every byte that reaches the consumer's engine is compared with
+what its key says that it must be. The doc comment of package host/faults tells how.
+
+Machine: %s; load average %s. Deployment: that of examples/demo with 2 KV
+heads, a chunk of full attention is 64 KiB. Supply that nobody asks for waits 3 s here instead of
+60; everything else has its default. Times in milliseconds; (!) marks what misses its bound, and
+the run fails at twice a bound.
+
+## Faults of a source
 
 `
 
-const legend = ""
+const legend = `
+- faulted: requests that name a and were in work between the fault and the heal. max counts from
+  the fault, or from the request's begin when that was later; its bound is 1000 for a freeze
+  and for a black hole, 100 when the process is gone, and the limit of the wait, which is the
+  only thing that ends it, plus 100 when a source lives and does not answer (a lookup has 500 ms,
+  those demands had 1000). With 90 % of the packets lost a byte still comes now and then: until
+  it does not for 750 ms, only a request's own deadline is promised (5 s here); marked above half.
+- p50 after detection: of requests begun when the consumer called a suspect or dead; bound 5.
+  "detected" is how long that took. A source that lives is never detected: there all count.
+- healthy: all requests that name b, from before the fault until the end of the case. All must
+  hit. The p99 may be twice that of the same traffic without a fault (quiet).
+- hits in 2 s: pulls begun in the first two seconds after the heal, whose source had computed the
+  request; "95 % from" is from when on 95 % of all pulls after the heal hit; bound 2000. A heal is
+  the moment of the thaw, of the new process's start, or at which the network carries again. A
+  restarted source is empty: its engine must attach and store first, which is in the time.
+- left: pins, slots in state writing, requests, waits, parked supply, and goroutines and
+  descriptors above those before the case, on any node, after at most 20 s.
+`
 
 // write writes the table as Markdown.
 func (p *report) write(path string) error {
@@ -310,7 +338,7 @@ func (p *report) write(path string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var b strings.Builder
-	fmt.Fprintf(&b, intro, machine(), p.loads())
+	fmt.Fprintf(&b, intro, promptMin, promptMax, rate, machine(), p.loads())
 	b.WriteString(header)
 	for _, r := range p.rows {
 		b.WriteString(r.line())

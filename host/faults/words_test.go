@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -72,6 +73,8 @@ const (
 // A wordRow is what came of requests whose end is a word, not a silence.
 type wordRow struct {
 	Case, Leg string
+	// Bound of the median, and of the slowest.
+	Bound, BoundMax time.Duration
 	// Since says what Took counts from.
 	Since  string
 	Took   times
@@ -147,10 +150,14 @@ type wording struct {
 	name, since string
 	legs        []string
 	play        func(c *cluster, r *wordRow, id, leg string)
+	// bound of the median and of the slowest; 0 is wordBound and wordMax.
+	bound time.Duration
+	// rounds at most; 0 is as many as the others.
+	rounds int
 }
 
 var wordings = []wording{
-	{"producer out of room (row 4)", "its last word", []string{"pd"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "producer out of room (row 4)", since: "its last word", legs: []string{"pd"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		a := c.ask(c.a, id, leg)
 		var last time.Time
 		require.Error(c.t, c.produce(c.a, a.turn, func(uint64) error { last = time.Now(); return nil }))
@@ -160,7 +167,7 @@ var wordings = []wording{
 			r.fail("cause %s: %s", out.Cause, out.Detail)
 		}
 	}},
-	{"producer out of room (row 4)", "its second step", []string{"demand"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "producer out of room (row 4)", since: "its second step", legs: []string{"demand"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		a := c.ask(c.a, id, leg)
 		var second time.Time
 		_ = c.produce(c.a, a.turn, func(computed uint64) error {
@@ -180,7 +187,7 @@ var wordings = []wording{
 			r.fail("cause %s: %s", out.Cause, out.Detail)
 		}
 	}},
-	{"producer holds nothing (row 8)", "its abort", []string{"pd"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "producer holds nothing (row 8)", since: "its abort", legs: []string{"pd"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		a := c.ask(c.b, id, leg)
 		var stop time.Time
 		require.ErrorIs(c.t, c.produce(c.b, a.turn, func(uint64) error { stop = time.Now(); return errStop }), errStop)
@@ -190,7 +197,7 @@ var wordings = []wording{
 			r.fail("cause %s: %s", out.Cause, out.Detail)
 		}
 	}},
-	{"producer holds nothing (row 8)", "its begin, of another prompt", []string{"demand"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "producer holds nothing (row 8)", since: "its begin, of another prompt", legs: []string{"demand"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		a := c.ask(c.b, id, leg)
 		other := a.turn
 		other.Salt += "another prompt"
@@ -209,13 +216,13 @@ var wordings = []wording{
 			r.fail("cause %s: %s", out.Cause, out.Detail)
 		}
 	}},
-	{"producer holds nothing (row 8)", "begin", []string{"probe"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "producer holds nothing (row 8)", since: "begin", legs: []string{"probe"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		turn := replay.Turn{ID: id, Salt: id, Leg: leg, Peer: "b", Request: middle(), Deadline: deadline}
 		out, err := c.engine.Consume(context.Background(), &turn)
 		require.NoError(c.t, err)
 		r.took(out.Took, out)
 	}},
-	{"demand after the last word", "begin", []string{"pd", "demand"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "demand after the last word", since: "begin", legs: []string{"pd", "demand"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		turn := replay.Turn{ID: id, Salt: id, Leg: leg, Peer: "b", Request: middle(), Deadline: deadline}
 		require.ErrorIs(c.t, c.produce(c.b, turn, func(computed uint64) error {
 			if computed >= 2048 {
@@ -230,7 +237,7 @@ var wordings = []wording{
 			r.fail("cause %s: %s", out.Cause, out.Detail)
 		}
 	}},
-	{"producer aborts in the middle", "its abort", []string{"pd", "demand"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "producer aborts in the middle", since: "its abort", legs: []string{"pd", "demand"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		a := c.ask(c.b, id, leg)
 		var stop time.Time
 		require.ErrorIs(c.t, c.produce(c.b, a.turn, func(computed uint64) error {
@@ -246,7 +253,7 @@ var wordings = []wording{
 			r.fail("cause %s: %s", out.Cause, out.Detail)
 		}
 	}},
-	{"consumer aborts while it waits", "its abort, until the producer has let go", []string{"pd", "demand"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "consumer aborts while it waits", since: "its abort, until the producer has let go", legs: []string{"pd", "demand"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		turn := replay.Turn{ID: id, Salt: id, Leg: leg, Peer: "b", Request: middle(), Deadline: deadline}
 		require.NoError(c.t, c.engine.Abandon(context.Background(), &turn, 50*time.Millisecond))
 		stop := time.Now()
@@ -255,7 +262,7 @@ var wordings = []wording{
 		r.Causes["aborted"]++
 		require.NoError(c.t, c.produce(c.b, turn, nil), "and the producer goes on")
 	}},
-	{"consumer aborts in mid-transfer", "its abort, until the producer has let go", []string{"pd", "demand", "probe"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "consumer aborts in mid-transfer", since: "its abort, until the producer has let go", legs: []string{"pd", "demand", "probe"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		turn := replay.Turn{ID: id, Salt: id, Leg: leg, Peer: "b", Request: long(), Deadline: deadline}
 		require.NoError(c.t, c.produce(c.b, turn, nil))
 		require.NoError(c.t, c.engine.Abandon(context.Background(), &turn, time.Millisecond))
@@ -264,7 +271,7 @@ var wordings = []wording{
 		r.Took = append(r.Took, time.Since(stop))
 		r.Causes["aborted"]++
 	}},
-	{"engine killed in mid-store", "its end", []string{"pd", "demand"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "engine killed in mid-store", since: "its end", legs: []string{"pd", "demand"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		a := c.ask(c.b, id, leg)
 		killed := c.killEngine(engineJob{Socket: c.b.socket(), ID: id, Leg: leg, Tokens: 2 * 2048})
 		out := c.answered(a)
@@ -273,7 +280,7 @@ var wordings = []wording{
 			r.fail("cause %s: %s", out.Cause, out.Detail)
 		}
 	}},
-	{"engine killed in mid-store", "begin", []string{"probe"}, func(c *cluster, r *wordRow, id, leg string) {
+	{name: "engine killed in mid-store", since: "begin", legs: []string{"probe"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		turn := replay.Turn{ID: id, Salt: id, Leg: leg, Peer: "b", Request: middle(), Deadline: deadline}
 		c.killEngine(engineJob{Socket: c.b.socket(), ID: id, Leg: leg, Tokens: 3 * 2048})
 		out, err := c.engine.Consume(context.Background(), &turn)
@@ -283,6 +290,52 @@ var wordings = []wording{
 			r.fail("what was stored is of no use: %s: %s", out.Cause, out.Detail)
 		}
 	}},
+	{name: "consumer killed in mid-transfer", since: "its end, until the producer has let go", legs: []string{"pd", "demand", "probe"}, rounds: 3, play: func(c *cluster, r *wordRow, id, leg string) {
+		done := c.transferring(id, leg)
+		c.c.kill()
+		stop := time.Now() // its kernel closes its connections last
+		await(c.t, "the demand forgotten", func() bool { return c.b.peer("c").Serves == 0 })
+		r.Took = append(r.Took, time.Since(stop))
+		out := <-done
+		r.Causes[out.Cause]++
+		c.c.start()
+		c.attach()
+		c.joined()
+	}},
+	{name: "consumer frozen in mid-transfer", since: "its freeze, until the producer has let go", legs: []string{"pd", "demand", "probe"}, rounds: 3, bound: time.Second, play: func(c *cluster, r *wordRow, id, leg string) {
+		done := c.transferring(id, leg)
+		stop := time.Now()
+		c.c.signal(syscall.SIGSTOP)
+		await(c.t, "the demand forgotten", func() bool { return c.b.peer("c").Serves == 0 })
+		r.Took = append(r.Took, time.Since(stop))
+		time.Sleep(shortFreeze)
+		c.c.signal(syscall.SIGCONT)
+		out := <-done
+		r.Causes[cmp.Or(out.Cause, "hit")]++
+		if out.WrongBytes > 0 {
+			r.fail("%d wrong bytes", out.WrongBytes)
+		}
+		c.joined()
+	}},
+}
+
+// transferring begins a long request that b has computed, and returns while its bytes are
+// on their way. The channel brings what becomes of it.
+func (c *cluster) transferring(id, leg string) <-chan *replay.Outcome {
+	c.t.Helper()
+	turn := replay.Turn{ID: id, Salt: id, Leg: leg, Peer: "b", Request: long(), Deadline: deadline}
+	require.NoError(c.t, c.produce(c.b, turn, nil))
+	done := make(chan *replay.Outcome, 1)
+	go func() {
+		out, err := c.engine.Consume(context.Background(), &turn)
+		if err != nil {
+			out = &replay.Outcome{Cause: err.Error()}
+		}
+		done <- out
+	}()
+	for c.b.peer("c").Serves == 0 && len(done) == 0 {
+	}
+	return done
 }
 
 // killEngine kills an engine in the middle of a request, and returns when.
@@ -329,7 +382,12 @@ func TestWords(t *testing.T) {
 				continue
 			}
 			c.idle()
-			r := &wordRow{Case: w.name, Leg: leg, Since: w.since, Causes: map[string]int{}, Groups: map[string]bool{}}
+			r := &wordRow{Case: w.name, Leg: leg, Since: w.since, Bound: cmp.Or(w.bound, wordBound), BoundMax: cmp.Or(w.bound, wordMax),
+				Causes: map[string]int{}, Groups: map[string]bool{}}
+			rounds := rounds
+			if w.rounds > 0 {
+				rounds = min(rounds, w.rounds)
+			}
 			for i := range rounds {
 				w.play(c, r, fmt.Sprintf("%s-%d-%d", leg, k, i), leg)
 			}
@@ -347,11 +405,11 @@ func TestWords(t *testing.T) {
 
 // check says what does not hold.
 func (r *wordRow) check(rounds int) {
-	if p50 := r.Took.at(.5); p50 > 2*wordBound {
-		r.fail("the median is %v after %s; the bound is %v", p50, r.Since, wordBound)
+	if p50 := r.Took.at(.5); p50 > 2*r.Bound {
+		r.fail("the median is %v after %s; the bound is %v", p50, r.Since, r.Bound)
 	}
-	if m := r.Took.max(); m > 2*wordMax {
-		r.fail("one took %v after %s; the bound is %v", m, r.Since, wordMax)
+	if m := r.Took.max(); m > 2*r.BoundMax {
+		r.fail("one took %v after %s; the bound is %v", m, r.Since, r.BoundMax)
 	}
 	if len(r.Left) > 0 {
 		r.fail("left: %s", strings.Join(r.Left, "; "))
@@ -379,7 +437,7 @@ func (r *wordRow) line() string {
 		before = share(r.Before, len(r.Took))
 	}
 	return fmt.Sprintf("| %s | %s | %d | %s | %d in %d | %s | %s | %s | %s | %s |\n", r.Case, r.Leg, len(r.Took), strings.Join(causes, ", "), r.Named, groups, before,
-		r.Since, missed(r.Took.at(.5), wordBound), missed(r.Took.max(), wordMax), cmp.Or(strings.Join(r.Left, "; "), "0"))
+		r.Since, missed(r.Took.at(.5), r.Bound), missed(r.Took.max(), r.BoundMax), cmp.Or(strings.Join(r.Left, "; "), "0"))
 }
 
 const wordHeader = `
