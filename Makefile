@@ -133,6 +133,7 @@ sim: ## play SEEDS (10000) simulated clusters under faults, from seed SEED (1), 
 # Alone on the machine, or the times say how busy it was.
 .PHONY: test-faults
 test-faults: need-go need-net ## real daemons under real faults in every leg; writes host/session/FAULTS.md (15 minutes)
+	TIERD_GARBAGE_SECONDS=30 go test -timeout 10m ./host -run TestGarbageOnEveryPort
 	go test -timeout 40m ./host/faults -v -full -table $(CURDIR)/host/session/FAULTS.md
 
 .PHONY: check-models

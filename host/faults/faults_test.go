@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"syscall"
@@ -48,7 +49,7 @@ func (c *cluster) quiet(leg string, how time.Duration) []*record {
 		}
 		require.Zero(c.t, r.out.WrongBytes)
 	}
-	took, _ := healthy(records)
+	took, _ := healthy(records, time.Time{})
 	c.t.Logf("%s, no fault: %d of %d hit; of source b p50 %s, p99 %s, max %s ms; load %s", leg, hits, len(records), ms(took.at(.5)), ms(took.at(.99)), ms(took.max()), load())
 	require.Equal(c.t, len(records), hits, "without a fault everything hits")
 	return records
@@ -130,6 +131,30 @@ func (c *cluster) back(f *fault, long time.Duration) {
 	require.NoError(c.t, c.sources["a"].attach())
 }
 
+// flap freezes a again and again, each time just long enough to be found silent.
+func flap(c *cluster, _ *play, f *fault) {
+	const times, off, on = 5, time.Second, 400 * time.Millisecond
+	f.at = time.Now()
+	for i := range times {
+		c.a.signal(syscall.SIGSTOP)
+		time.Sleep(time.Until(f.at.Add(off + time.Duration(i)*(off+on))))
+		c.a.signal(syscall.SIGCONT)
+		f.healed = time.Now()
+		time.Sleep(time.Until(f.at.Add(time.Duration(i+1) * (off + on))))
+	}
+	f.detected = f.healed // now and then
+}
+
+// stopAndRestart asks a to end, as in a rolling upgrade, and starts it again.
+func stopAndRestart(c *cluster, _ *play, f *fault) {
+	c.a.signal(syscall.SIGTERM)
+	f.at = time.Now()
+	<-c.a.exited
+	f.note = fmt.Sprintf("it ended after %s ms", ms(time.Since(f.at)))
+	c.detect(f)
+	c.back(f, 2*time.Second)
+}
+
 // remove takes a out of the consumer's configuration and kills it. Later both come back.
 func remove(c *cluster, _ *play, f *fault) {
 	c.c.reload(peer{"b", c.b.control})
@@ -165,7 +190,9 @@ func scenarios() []scenario {
 		{name: "freeze in lookup", bounds: frozen, legs: []string{"probe"}, play: freezeLookup},
 		{name: "freeze in demand", bounds: frozen, legs: []string{"pd", "demand"}, play: freezeDemand},
 		{name: "freeze in mid-transfer", bounds: frozen, play: freezeTransfer},
+		{name: "freeze 1 s, five times", bounds: bounds{max: frozen.max, recovered: frozen.recovered}, play: flap},
 		{name: "kill, restart", bounds: killed, play: killAndRestart},
+		{name: "stop, restart", bounds: killed, play: stopAndRestart},
 		{name: "remove", bounds: killed, play: remove},
 		{name: "replace at a new address", bounds: killed, play: replace},
 	}
@@ -199,8 +226,8 @@ func TestFaults(t *testing.T) {
 			playAll(t, leg, scenarios(), func() *cluster { return newCluster(t, nil) })
 		})
 		t.Run(leg+" behind a relay", func(t *testing.T) {
-			c, r := relayed(t)
-			playAll(t, leg, relayScenarios(r), func() *cluster { return c })
+			var r relay
+			playAll(t, leg, relayScenarios(&r), func() *cluster { return relayed(t, &r) })
 		})
 	}
 }

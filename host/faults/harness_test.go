@@ -33,6 +33,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -166,7 +167,7 @@ type node struct {
 type peer struct{ id, control string }
 
 func newNode(t *testing.T, id string) *node {
-	const slabBytes = 768 << 20
+	const slabBytes = 384 << 20
 	n := &node{t: t, id: id, host: "127.0.0.1", control: freeAddress(t), slab: slabBytes, parked: 3 * time.Second, client: http.DefaultClient}
 	var err error
 	n.dir, err = os.MkdirTemp("", "tierd-f-"+id) // short: a socket's path is limited
@@ -189,11 +190,19 @@ func sharedMemory() string {
 	return ""
 }
 
+// freeAddress is below the ports that the kernel gives to connections: a daemon that is
+// away must find its port free when it comes back.
 func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	const lowest, ports, tries = 20000, 10000, 100
+	for range tries {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", lowest+rand.IntN(ports)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+	}
+	t.Fatalf("no free port in %d tries", tries)
+	return ""
 }
 
 func (n *node) socket() string     { return filepath.Join(n.dir, "s") }

@@ -47,7 +47,6 @@ const (
 // A relay stands between the consumer and source a, on the session and on the data
 // connections, and makes of a real source one that is half deaf, or that babbles.
 type relay struct {
-	t      *testing.T
 	target string // a's control address
 	mode   atomic.Int32
 	// damaged counts the messages and the pieces of data that were damaged, dropped the
@@ -62,11 +61,11 @@ type relay struct {
 	wg   sync.WaitGroup
 }
 
-// newRelay listens; its address is where the consumer finds a.
-func newRelay(t *testing.T, target string) (r *relay, addr string) {
+// listen begins to serve; its address is where the consumer finds a.
+func (r *relay) listen(t *testing.T, target string) (addr string) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("relay: seed %d", seed)
-	r = &relay{t: t, target: target, rng: rand.New(rand.NewPCG(seed, 1)), deaf: map[uint64]bool{}}
+	r.target, r.rng, r.deaf = target, rand.New(rand.NewPCG(seed, 1)), map[uint64]bool{}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	r.data, err = net.Listen("tcp", "127.0.0.1:0")
@@ -79,7 +78,7 @@ func newRelay(t *testing.T, target string) (r *relay, addr string) {
 		r.data.Close()
 		r.wg.Wait()
 	})
-	return r, l.Addr().String()
+	return l.Addr().String()
 }
 
 // session carries one stream.
@@ -244,15 +243,11 @@ func (r *relay) carry(to io.Writer, from io.Reader, source bool) {
 }
 
 // relayed is a cluster whose consumer finds a behind a relay, and is not dialed by it.
-func relayed(t *testing.T) (*cluster, *relay) {
-	var r *relay
-	c := newCluster(t, func(c *cluster) {
-		var addr string
-		r, addr = newRelay(t, c.a.control)
+func relayed(t *testing.T, r *relay) *cluster {
+	return newCluster(t, func(c *cluster) {
+		c.c.peers[0].control = r.listen(t, c.a.control)
 		c.a.peers = nil
-		c.c.peers[0].control = addr
 	})
-	return c, r
 }
 
 const (

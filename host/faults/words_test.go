@@ -68,6 +68,9 @@ const (
 	wordBound = 10 * time.Millisecond
 	// wordMax is what a single one may take of that on a machine that is shared.
 	wordMax = 100 * time.Millisecond
+	// killBound is what a kernel may take in addition to let go of a process that is killed,
+	// with the memory that it has mapped, before it closes its connections.
+	killBound = 50 * time.Millisecond
 )
 
 // A wordRow is what came of requests whose end is a word, not a silence.
@@ -271,7 +274,7 @@ var wordings = []wording{
 		r.Took = append(r.Took, time.Since(stop))
 		r.Causes["aborted"]++
 	}},
-	{name: "engine killed in mid-store", since: "its end", legs: []string{"pd", "demand"}, play: func(c *cluster, r *wordRow, id, leg string) {
+	{name: "engine killed in mid-store", since: "its kill", legs: []string{"pd", "demand"}, bound: killBound, play: func(c *cluster, r *wordRow, id, leg string) {
 		a := c.ask(c.b, id, leg)
 		killed := c.killEngine(engineJob{Socket: c.b.socket(), ID: id, Leg: leg, Tokens: 2 * 2048})
 		out := c.answered(a)
