@@ -65,7 +65,7 @@ test: need-go need-gcc need-chromium fmt-check vet staticcheck wasm guests test-
 # Packages that the race detector does not see whole. The processes that e2e starts do not
 # have it. The rest judges rules: pure functions, spread over workers in one place, that take
 # three to ten times as long under it; $(RACED) are their tests of what runs at the same time.
-PROCESSES := ./host/e2e ./host/e2e/page
+PROCESSES := ./host/e2e ./host/e2e/page ./host/faults
 JUDGES := ./registry/check ./registry/check/attention ./registry/stock ./registry/evidence \
 	./host/rules ./host/tryout ./host/sim ./host/cmd/tierd ./plugins/zoo
 RACED := Workers|Budget|Cancel|Context|Period|Drawings|WrongKinds|Serve|Status
@@ -84,6 +84,7 @@ test-e2e: wasm
 	go test -timeout 20m ./plugins/wasm -run Twins
 	go test -timeout 20m $(JUDGES)
 	go test -timeout 20m ./host/e2e
+	go test -timeout 20m ./host/faults
 	go test -timeout 20m ./host/e2e/page
 
 .PHONY: test-modules
@@ -131,6 +132,12 @@ soak: ## play SEEDS (50) random deployments end to end, from seed SEED (1), unde
 sim: export GOGC := 400
 sim: ## play SEEDS (10000) simulated clusters under faults, from seed SEED (1), and print the table of faults
 	go test -timeout 12h ./host/sim -run TestSeeds -v -seed $(SEED) -seeds $(SEEDS)
+
+# Alone on the machine, or the times say how busy it was.
+.PHONY: test-faults
+test-faults: need-go need-net ## real daemons under real faults in every leg; writes host/session/FAULTS.md (15 minutes)
+	TIERD_GARBAGE_SECONDS=30 go test -timeout 10m ./host -run TestGarbageOnEveryPort
+	go test -timeout 40m ./host/faults -v -full -table $(CURDIR)/host/session/FAULTS.md
 
 .PHONY: check-models
 check-models: build ## judge every model of examples/models over its whole length (20 minutes)
@@ -216,6 +223,18 @@ need-npm:
 need-chromium:
 	@for b in chromium chromium-browser google-chrome; do command -v $$b >/dev/null && exit 0; done; \
 	$(call install,Chromium,chromium,install chromium)
+
+# What cuts and thins out a network. Where it cannot be had, or the caller is not root, the
+# cases that need it are skipped and FAULTS.md says so.
+.PHONY: need-net
+need-net:
+	@command -v ip >/dev/null && command -v nft >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "ip or nft is missing; installing them"; \
+		apt-get update -qq && apt-get install -y -qq iproute2 nftables || true; \
+	else \
+		echo "ip or nft is missing: install iproute2 and nftables; cases that need them are skipped"; \
+	fi
 
 # The compiler for AssemblyScript, beside the example and not in it.
 $(ASC): examples/window-as/package.json examples/window-as/package-lock.json | need-npm

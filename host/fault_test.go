@@ -3,6 +3,7 @@ package host
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,6 +25,7 @@ import (
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/sessionpb"
+	"github.com/tierd/tierd/host/transfer"
 )
 
 // lower asserts that a load ended below its plan and said why.
@@ -174,6 +176,53 @@ func TestFrozenPeer(t *testing.T) {
 	data.frozen.Store(false)
 	clean(t, consumer, producer, other)
 	serves(t, producer, consumer)
+}
+
+// TestCutPayloadIsNoSignOfLife: a payload that ends with its connection, as when a frozen
+// peer's lane is given up, does not make the peer ready again; one that came, right or
+// wrong, does.
+func TestCutPayloadIsNoSignOfLife(t *testing.T) {
+	still := func(c *config.Config) { // no ping meanwhile
+		c.Deadlines.PingMS, c.Deadlines.SuspectMS, c.Deadlines.DeadMS, c.Deadlines.LeaseMS = 60_000, 120_000, 240_000, 240_000
+	}
+	producer := startNode(t, "producer", still)
+	consumer := startNode(t, "consumer", still, withPeer("producer", producer.Addresses().Peer))
+	ready(t, consumer, "producer")
+	c := attach(t, consumer)
+	r := c.beginConsumer("a", text{"a", 300}, enginepb.Leg_PD)
+	var f *fetch
+	var id session.JobID
+	require.Eventually(t, func() bool {
+		consumer.mu.Lock()
+		defer consumer.mu.Unlock()
+		for k, v := range consumer.fetches {
+			f, id = v, k.id
+		}
+		return f != nil
+	}, 30*time.Second, time.Millisecond)
+	silence := func() time.Duration {
+		s := consumer.peers.Status()
+		require.Len(t, s, 1)
+		return s[0].Silence
+	}
+	const pause = 50 * time.Millisecond
+	end := func(i int, err error) {
+		w := f.wants[i]
+		_, done, refused := (&sink{consumer, "producer"}).Begin(transfer.Header{Job: uint64(id), Seq: uint32(i), Slot: w.slot.Index, Epoch: w.slot.Epoch,
+			Length: uint32(consumer.groups[w.ref.Group].chunkBytes)})
+		require.NoError(t, refused)
+		time.Sleep(pause)
+		done(err)
+		for range 2 { // the first answer comes after what was told before, the second after its status
+			_, err := consumer.peers.Lookup(t.Context(), "producer", "barrier", nil)
+			require.ErrorContains(t, err, "no keys")
+		}
+	}
+	end(0, errors.New("the lane is gone"))
+	require.GreaterOrEqual(t, silence(), pause)
+	end(1, &transfer.ErrChecksum{Want: 1, Got: 2})
+	require.Less(t, silence(), pause)
+	r.finish()
 }
 
 // TestBitFlipInProducersSlab: the producer notices before it sends, names the chunk, and

@@ -192,9 +192,18 @@ func (s *sink) Begin(h transfer.Header) ([]byte, func(error), error) {
 		return nil, nil, err
 	}
 	return dst[:size:size], func(err error) {
-		n.peers.DataActivity(s.peer)
+		if came(err) {
+			n.peers.DataActivity(s.peer)
+		}
 		f.arrived(s.peer, session.JobID(h.Job), int(h.Seq), h.Sum, errors.Join(err, end()))
 	}, nil
+}
+
+// came says whether a payload that ended with err has come: one that was cut off with its
+// connection has not, and the end of a connection is no sign of life.
+func came(err error) bool {
+	var mismatch *transfer.ErrChecksum
+	return err == nil || errors.As(err, &mismatch)
 }
 
 // A fetch is one demand of a consumer.

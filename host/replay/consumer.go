@@ -38,8 +38,9 @@ type consumed struct {
 	wrongBytes   uint64
 	groups       []*enginepb.GroupCount
 	failures     []*enginepb.Failure
-	// loadedAt is when the load's event came; zero when nothing was loaded.
-	begunAt, loadedAt time.Time
+	// plannedAt is when Begin had its reply, loadedAt when the load's event came; zero when
+	// nothing was loaded.
+	begunAt, plannedAt, loadedAt time.Time
 }
 
 func (c *consumed) miss(cause, detail string) {
@@ -59,15 +60,15 @@ func (c *consumed) fail(err error) {
 
 // consume plans, pulls and judges one request. begun is called once the daemon has
 // planned, or has failed to. The error, if any, is one of replay itself.
-func (r *run) consume(ctx context.Context, t *task, begun func()) (*consumed, error) {
+func (s *side) consume(ctx context.Context, t *turn, begun func()) (*consumed, error) {
 	out := &consumed{begunAt: time.Now()}
-	s := r.consumer
 	q := newSequence(s, t.prompt)
 	defer q.close()
 	out.nativeTokens = q.adopt(t.prompt.tokens())
 	plan, err := call(ctx, s, func(ctx context.Context) (*enginepb.BeginReply, error) {
-		return s.client.Begin(ctx, r.begin(t, enginepb.Role_CONSUMER, out.nativeTokens))
+		return s.client.Begin(ctx, t.begin(enginepb.Role_CONSUMER, out.nativeTokens))
 	})
+	out.plannedAt = time.Now()
 	begun()
 	if err != nil {
 		out.fail(err)
@@ -77,10 +78,10 @@ func (r *run) consume(ctx context.Context, t *task, begun func()) (*consumed, er
 	resume := out.nativeTokens
 	if plan.ResumeTokens > out.nativeTokens {
 		out.remark = plan.Note
-		resume, err = r.pull(ctx, t, q, plan, out)
+		resume, err = s.pull(ctx, t, q, plan, out)
 		if err != nil {
 			out.fail(err)
-			r.finishConsumer(ctx, t, out, true)
+			s.finishConsumer(ctx, t, out, true)
 			return out, ctx.Err()
 		}
 	} else {
@@ -92,10 +93,12 @@ func (r *run) consume(ctx context.Context, t *task, begun func()) (*consumed, er
 	} else if out.cause == "" {
 		out.hit = true
 	}
-	if err := r.computeRest(q, resume); err != nil {
-		return out, err
+	if !t.partial {
+		if err := computeRest(q, resume); err != nil {
+			return out, err
+		}
 	}
-	r.finishConsumer(ctx, t, out, false)
+	s.finishConsumer(ctx, t, out, false)
 	return out, ctx.Err()
 }
 
@@ -114,8 +117,7 @@ func (c *consumed) unplanned(q *sequence, plan *enginepb.BeginReply) {
 }
 
 // finishConsumer ends the request at its daemon and takes its counts.
-func (r *run) finishConsumer(ctx context.Context, t *task, out *consumed, abort bool) {
-	s := r.consumer
+func (s *side) finishConsumer(ctx context.Context, t *turn, out *consumed, abort bool) {
 	reply, err := call(ctx, s, func(ctx context.Context) (*enginepb.FinishReply, error) {
 		return s.client.Finish(ctx, &enginepb.FinishRequest{RequestId: t.id, Abort: abort})
 	})
@@ -126,8 +128,7 @@ func (r *run) finishConsumer(ctx context.Context, t *task, out *consumed, abort 
 }
 
 // pull loads what the plan demands and returns the token to go on from.
-func (r *run) pull(ctx context.Context, t *task, q *sequence, plan *enginepb.BeginReply, out *consumed) (uint64, error) {
-	s := r.consumer
+func (s *side) pull(ctx context.Context, t *turn, q *sequence, plan *enginepb.BeginReply, out *consumed) (uint64, error) {
 	dest, err := q.destinations(slices.Concat(plan.Demand, plan.Fallback))
 	if err != nil {
 		return 0, err
@@ -148,7 +149,7 @@ func (r *run) pull(ctx context.Context, t *task, q *sequence, plan *enginepb.Beg
 	switch {
 	case ev.ResumeTokens == plan.ResumeTokens:
 	case len(ev.Failures) > 0:
-		f := ev.Failures[0]
+		f := root(ev.Failures)
 		out.miss(f.Cause, f.Detail)
 	default:
 		out.miss(CauseRefused, ev.Error)
@@ -157,8 +158,22 @@ func (r *run) pull(ctx context.Context, t *task, q *sequence, plan *enginepb.Beg
 	return min(max(ev.ResumeTokens, out.nativeTokens), plan.ResumeTokens), nil
 }
 
+// causeAborted is a daemon's word for a chunk that it does not want any more: because of
+// others that it cannot have, or because the request has ended.
+const causeAborted = "aborted"
+
+// root is the first failure that is none of the others' consequence.
+func root(failures []*enginepb.Failure) *enginepb.Failure {
+	for _, f := range failures {
+		if f.Cause != causeAborted {
+			return f
+		}
+	}
+	return failures[0]
+}
+
 // computeRest is the local part: from the resume point to the prompt's end.
-func (r *run) computeRest(q *sequence, from uint64) error {
+func computeRest(q *sequence, from uint64) error {
 	if from == 0 { // also when what was there is wrong
 		q.close()
 	}

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"context"
+	"errors"
 
 	"github.com/tierd/tierd/host/engine/enginepb"
 )
@@ -13,10 +14,9 @@ type produced struct {
 }
 
 // produce prefills one request and stores it.
-func (r *run) produce(ctx context.Context, t *task) (*produced, error) {
-	s := r.producer
+func (s *side) produce(ctx context.Context, t *turn) (*produced, error) {
 	begun, err := call(ctx, s, func(ctx context.Context) (*enginepb.BeginReply, error) {
-		return s.client.Begin(ctx, r.begin(t, enginepb.Role_PRODUCER, 0))
+		return s.client.Begin(ctx, t.begin(enginepb.Role_PRODUCER, 0))
 	})
 	if err != nil {
 		return nil, err
@@ -24,7 +24,7 @@ func (r *run) produce(ctx context.Context, t *task) (*produced, error) {
 	q := newSequence(s, t.prompt)
 	defer q.close()
 	out := &produced{nativeTokens: q.adopt(begun.ReuseTokens)}
-	computed, err := r.prefill(ctx, t, q, out.nativeTokens, begun.StopTokens)
+	computed, err := s.prefill(ctx, t, q, out.nativeTokens, begun.StopTokens)
 	reply, finishErr := call(ctx, s, func(ctx context.Context) (*enginepb.FinishReply, error) {
 		return s.client.Finish(ctx, &enginepb.FinishRequest{RequestId: t.id, ComputedTokens: computed, Abort: err != nil})
 	})
@@ -37,7 +37,7 @@ func (r *run) produce(ctx context.Context, t *task) (*produced, error) {
 
 // prefill computes the prompt from token from on and stores each step while the next
 // is computed. It returns the tokens that the daemon knows to be computed.
-func (r *run) prefill(ctx context.Context, t *task, q *sequence, from uint64, stops []uint64) (computed uint64, err error) {
+func (s *side) prefill(ctx context.Context, t *turn, q *sequence, from uint64, stops []uint64) (computed uint64, err error) {
 	type stored struct{ job, computed uint64 }
 	var last *stored
 	settle := func() error {
@@ -49,11 +49,16 @@ func (r *run) prefill(ctx context.Context, t *task, q *sequence, from uint64, st
 			return err
 		}
 		if !ev.Ok {
-			r.tally.note("store", ev.Error)
+			t.refusedStore(ev.Error)
 		}
 		q.slide(last.computed)
 		last = nil
 		return nil
+	}
+	if t.step != nil {
+		if err := t.step(from); err != nil {
+			return from, err
+		}
 	}
 	for n := from; n < t.prompt.tokens(); {
 		next := stepEnd(n, t.prompt.tokens(), stops)
@@ -74,6 +79,11 @@ func (r *run) prefill(ctx context.Context, t *task, q *sequence, from uint64, st
 		}
 		last = &stored{job, next}
 		n, computed = next, next
+		if t.step != nil {
+			if err := t.step(n); err != nil {
+				return computed, errors.Join(err, settle())
+			}
+		}
 	}
 	return computed, settle()
 }

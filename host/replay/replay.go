@@ -213,7 +213,7 @@ func (r *run) tryOut(ctx context.Context, s *side) error {
 		prompt: newPrompt(&Request{PromptTokens: 1, IDs: []uint64{0}}, r.opt.Salt, s.daemon.deployment.HashTokens),
 	}
 	reply, err := call(ctx, s, func(ctx context.Context) (*enginepb.BeginReply, error) {
-		return s.client.Begin(ctx, r.begin(t, role, 0))
+		return s.client.Begin(ctx, r.turn(t, s).begin(role, 0))
 	})
 	if err != nil {
 		return err
@@ -292,7 +292,7 @@ func (r *run) first(ctx context.Context, i int, queue chan<- *task) {
 	}
 	// Without a consumer's daemon nobody will ask for the bytes.
 	if t.produceErr = r.consumer.down(); t.produceErr == nil {
-		t.production, t.produceErr = r.produce(ctx, t)
+		t.production, t.produceErr = r.producer.produce(ctx, r.turn(t, r.producer))
 	}
 	t.doneAt = time.Now()
 	close(t.produced)
@@ -305,7 +305,7 @@ func (r *run) first(ctx context.Context, i int, queue chan<- *task) {
 func (r *run) second(ctx context.Context, t *task) error {
 	var once sync.Once
 	begun := func() { once.Do(func() { close(t.begun) }) }
-	out, err := r.consume(ctx, t, begun)
+	out, err := r.consumer.consume(ctx, r.turn(t, r.consumer), begun)
 	begun()
 	<-t.produced
 	if err == nil {
@@ -314,16 +314,12 @@ func (r *run) second(ctx context.Context, t *task) error {
 	return err
 }
 
-// begin is the call that opens a request on either side.
-func (r *run) begin(t *task, role enginepb.Role, local uint64) *enginepb.BeginRequest {
-	b := &enginepb.BeginRequest{
-		RequestId: t.id, TransferId: t.id, Role: role, Leg: legs[r.opt.Leg],
-		TenantSalt:   []byte(r.opt.Salt),
-		PromptTokens: t.prompt.tokens(), Hashes: t.prompt.wire(), HashBytes: uint32(len(hash{})),
-		PeerId: r.producer.daemon.id, LocalTokens: local,
+// turn is the part of a request that one of the engines plays.
+func (r *run) turn(t *task, s *side) *turn {
+	other := r.producer
+	if s == r.producer {
+		other = r.consumer
 	}
-	if role == enginepb.Role_PRODUCER {
-		b.PeerId = r.consumer.daemon.id
-	}
-	return b
+	return &turn{id: t.id, prompt: t.prompt, leg: legs[r.opt.Leg], salt: r.opt.Salt, peer: other.daemon.id,
+		refusedStore: func(text string) { r.tally.note("store", text) }}
 }

@@ -548,3 +548,10 @@ func TestQuantilesAreOfTheDurations(t *testing.T) {
 }
 
 var _ enginepb.EngineServer = (*fakeNode)(nil)
+
+// What a chunk given up because of another one is counted as is that other one's cause.
+func TestRootOfFailures(t *testing.T) {
+	aborted, room := &enginepb.Failure{Cause: causeAborted}, &enginepb.Failure{Cause: "no-room"}
+	require.Equal(t, room, root([]*enginepb.Failure{aborted, room, aborted}))
+	require.Equal(t, aborted, root([]*enginepb.Failure{aborted, aborted}))
+}

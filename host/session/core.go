@@ -86,9 +86,12 @@ type Config struct {
 //	    |  ^                |  ^                        |                        |
 //	    |  +--Disconnected--+  +------any byte----------+                        |
 //	    +--ConnectHello over--> suspect                 +---------Hello----------+--> ready
+//	    +--attempt fails------>
 //
 // A byte is a message (Receive) or data (DataActivity). In connecting, jobs wait for
-// the session, at most to the moment when the peer becomes suspect. In suspect and
+// the session, at most to the moment when the peer becomes suspect: an attempt that the
+// edge says has failed is enough, because a process that is gone refuses at once, and a
+// job that names it has nothing to wait for. In suspect and
 // dead they are answered at once. Becoming suspect ends every job in both
 // directions. A lost connection ends every job that was sent on it.
 //
@@ -372,6 +375,11 @@ func (c *Core) suspect() {
 	if c.state == Connecting {
 		reason = fmt.Sprintf("no session with %s within deadlines.connect_ms, %v", c.cfg.PeerID, c.cfg.Limits.ConnectHello)
 	}
+	c.suspectFor(reason)
+}
+
+// suspectFor ends every job: the peer is suspect.
+func (c *Core) suspectFor(reason string) {
 	c.change(Suspect, reason)
 	c.endAll(PeerSuspect, reason)
 }
@@ -451,6 +459,10 @@ func (c *Core) Disconnected(now time.Duration, reason string) {
 	switch c.link {
 	case linkNone:
 		return
+	case linkDialing:
+		if c.state == Connecting {
+			c.suspectFor(fmt.Sprintf("no connection to %s: %s", c.cfg.PeerID, reason))
+		}
 	case linkUp:
 		c.lost(reason)
 	}

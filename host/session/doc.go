@@ -47,7 +47,9 @@
 // Every wait has a limit and an end, all in Limits. A job reaches exactly one result,
 // with a cause for each key; what arrived is kept when the rest fails. A peer from
 // which no byte comes, on control or data, is suspect after Limits.Suspect: its jobs
-// end, and requests that name it are answered at once until bytes come again.
+// end, and requests that name it are answered at once until bytes come again. So is one
+// whose address refuses the connection. FAULTS.md has what real daemons do under real
+// faults.
 //
 // # Bounds
 //

@@ -888,6 +888,39 @@ func TestReconnectKeepsWaitingJobs(t *testing.T) {
 	require.True(t, take[Close](s)[0].Protocol, "an id of the same process comes twice")
 }
 
+// TestRefusedConnection: nothing waits for a peer whose address takes no connection; what
+// waits for one that may still answer does so to its limit.
+func TestRefusedConnection(t *testing.T) {
+	s := newSolo(t).up()
+	s.Disconnected(0, "reset")
+	demand := s.Demand(0, testDemand(1, time.Second))
+	s.to(50 * ms)
+	require.Len(t, take[Dial](s), 1)
+	require.Equal(t, Connecting, s.State(), "an attempt is in work")
+	s.Disconnected(51*ms, "connection refused")
+	require.Equal(t, Suspect, s.State())
+	require.Equal(t, "no connection to b: connection refused", take[Changed](s)[1].Reason)
+	done := take[DemandDone](s)
+	require.Len(t, done, 1)
+	require.Equal(t, demand, done[0].Job)
+	require.Equal(t, []Cause{PeerSuspect}, causes1(done[0].Results))
+	s.Demand(51*ms, testDemand(1, time.Second))
+	require.Len(t, take[DemandDone](s), 1, "it is answered at once")
+	s.to(2 * time.Second)
+	require.Equal(t, Dead, s.State(), "no byte came")
+	s.Connected(s.at)
+	s.hello(testHello("b", 2))
+	require.Equal(t, Ready, s.State())
+
+	s = newSolo(t)
+	require.Len(t, take[Dial](s), 1)
+	s.Connected(0)
+	s.Demand(0, testDemand(1, time.Second))
+	s.Disconnected(1*ms, "reset before the hello")
+	require.Equal(t, Connecting, s.State(), "the other side may have chosen another connection")
+	require.Empty(t, take[DemandDone](s))
+}
+
 // TestBounds: over a bound is an answer, on both sides.
 func TestBounds(t *testing.T) {
 	small := func(c *Config) { c.Limits.JobsMax, c.Limits.KeysMax, c.Limits.JobKeysMax = 2, 4, 6 }

@@ -60,7 +60,7 @@
 //     earlier epoch still come into it;
 //   - no wait is beyond its limit, and none that ends for its limit ends before: to the
 //     nanosecond, two under a drifting clock; silence makes a peer suspect and dead exactly
-//     then, pings go out and peers are dialed again when they must. A node that was frozen ends what is due at the instant at which it goes on;
+//     then, a refused connection at once, pings go out and peers are dialed again when they must. A node that was frozen ends what is due at the instant at which it goes on;
 //   - the producer's last word leaves no key without a word, and a demand after it has its
 //     words at once; an Abort ends its job in the same step, and is acknowledged; what is
 //     being pushed is cancelled before its job ends;

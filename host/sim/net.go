@@ -139,8 +139,13 @@ func (p *peer) dial() {
 func (p *peer) undialed(attempt int) {
 	if p.attempt == attempt && p.conn == nil {
 		p.lostConn()
+		p.refused = true
 		p.core.Disconnected(p.n.local(), "refused")
 		p.carry()
+		p.refused = false
+		if p.core.State() == session.Connecting {
+			p.n.w.fail("wait", "node %d: node %d refuses connections and jobs wait for one", p.n.i, p.i)
+		}
 	}
 }
 

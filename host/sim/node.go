@@ -67,6 +67,7 @@ type peer struct {
 	down     bool          // no connection and no attempt
 	downAt   time.Duration // local: since when
 	pingAt   time.Duration // local: when the next Ping is due
+	refused  bool          // an attempt is just being refused
 	lookups  map[session.JobID]*lookup
 	demands  map[session.JobID]*fetch
 	servings map[session.JobID]*serving
@@ -499,7 +500,7 @@ func (p *peer) changed(e session.Changed) {
 	switch {
 	case e.To == session.Suspect && e.From == session.Ready:
 		limit = n.w.limits.Suspect
-	case e.To == session.Suspect && e.From == session.Connecting:
+	case e.To == session.Suspect && e.From == session.Connecting && !p.refused:
 		limit = n.w.limits.ConnectHello
 	case e.To == session.Dead && e.From == session.Suspect:
 		limit = n.w.limits.Dead
