@@ -14,6 +14,9 @@
 // is the one for NVIDIA GPUs, and gpu/nvml reads their health. Package gpu/gputest holds
 // the conformance suite that every device passes.
 //
+// Many engines keep an allocation for each layer, so that a chunk is spread over several
+// regions. Join makes one of them, whose fragments any device takes.
+//
 // An engine on a GPU works ahead of its host: when it says that blocks are full, the
 // kernels that fill them may still run. A device whose engines do so is Ordered: the
 // engine records an Event in its stream behind those kernels, and the daemon waits for

@@ -146,8 +146,9 @@ func (l *lane) close() error {
 	return errors.Join(errs...)
 }
 
-// move moves the fragments of a region at base. When it returns, nothing is in flight.
-func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Fragment, host []byte) error {
+// move moves the fragments of a region at base, in which parts begin at the seams. When it
+// returns, nothing is in flight.
+func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Fragment, seams map[int64]bool, host []byte) error {
 	if len(host) == 0 {
 		return nil
 	}
@@ -162,7 +163,7 @@ func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Frag
 	if len(l.free) == len(l.buffers) {
 		limit = batchBytes(len(host), limit)
 	}
-	p := newPlanner(base, frags, dir, limit)
+	p := newPlanner(base, frags, seams, dir, limit)
 	var flying []*buffer
 	var first error
 	for !p.done() && first == nil {

@@ -78,9 +78,10 @@ type planner struct {
 	known int
 }
 
-// newPlanner plans a move through staging buffers with limit bytes in each batch.
-func newPlanner(base uint64, frags []gpu.Fragment, dir Direction, limit int) *planner {
-	p := &planner{base: base, frags: merge(frags), dir: dir, limit: limit}
+// newPlanner plans a move through staging buffers with limit bytes in each batch. No piece
+// or run crosses a seam.
+func newPlanner(base uint64, frags []gpu.Fragment, seams map[int64]bool, dir Direction, limit int) *planner {
+	p := &planner{base: base, frags: merge(frags, seams), dir: dir, limit: limit}
 	p.classify()
 	return p
 }
@@ -93,16 +94,18 @@ func batchBytes(total, stagingBytes int) int {
 }
 
 // merge leaves out empty fragments and makes one of neighbours in the list that are
-// neighbours in the region too. It copies only when there is something to do.
-func merge(frags []gpu.Fragment) []gpu.Fragment {
+// neighbours in the region too, with no seam between them. It copies only when there is
+// something to do.
+func merge(frags []gpu.Fragment, seams map[int64]bool) []gpu.Fragment {
+	joins := func(a, b gpu.Fragment) bool { return b.Offset == a.Offset+a.Length && !seams[b.Offset] }
 	for i, f := range frags {
-		if f.Length == 0 || i > 0 && f.Offset == frags[i-1].Offset+frags[i-1].Length {
+		if f.Length == 0 || i > 0 && joins(frags[i-1], f) {
 			out := append(make([]gpu.Fragment, 0, len(frags)), frags[:i]...)
 			for _, f := range frags[i:] {
 				last := len(out) - 1
 				switch {
 				case f.Length == 0:
-				case last >= 0 && f.Offset == out[last].Offset+out[last].Length:
+				case last >= 0 && joins(out[last], f):
 					out[last].Length += f.Length
 				default:
 					out = append(out, f)

@@ -39,7 +39,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 		strided := rapid.SampledFrom([]int64{1, 4096, never}).Draw(t, "strided")
 		staging := rapid.SampledFrom([]int{64 << 10, 1 << 20, 8 << 20}).Draw(t, "staging")
 		base := uint64(1) << 41
-		p := newPlanner(base, frags, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, staging)
+		p := newPlanner(base, frags, nil, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, staging)
 		host := 0
 		left := append([]gpu.Fragment(nil), frags...)
 		expect := func(device uint64, bytes int) {
@@ -90,7 +90,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 func TestCrossover(t *testing.T) {
 	const k = 1 << 20
 	frags := []gpu.Fragment{{Offset: 0, Length: 4096}, {Offset: 8 * k, Length: k - 1}, {Offset: 20 * k, Length: k / 2}, {Offset: 20*k + k/2, Length: k / 2}, {Offset: 40 * k, Length: k}, {Offset: 60 * k, Length: 100}}
-	p := newPlanner(0, frags, Direction{DirectBytes: k, StridedBytes: never}, 8*k)
+	p := newPlanner(0, frags, nil, Direction{DirectBytes: k, StridedBytes: never}, 8*k)
 	var got [][2]int
 	var b batch
 	for p.next(&b) {
@@ -112,7 +112,7 @@ func TestStridedRuns(t *testing.T) {
 		}
 	}
 	plan := func(d Direction, frags []gpu.Fragment) (runs, pieces int) {
-		p := newPlanner(0, frags, d, 4<<20)
+		p := newPlanner(0, frags, nil, d, 4<<20)
 		var b batch
 		for p.next(&b) {
 			runs, pieces = runs+len(b.runs), pieces+len(b.pieces)
@@ -161,4 +161,12 @@ func TestEverySymbolHasAName(t *testing.T) {
 	for s, name := range symbolNames {
 		require.NotEmpty(t, name, "symbol %d", s)
 	}
+}
+
+// Neighbours in the address space that are two allocations stay two fragments.
+func TestNoPieceCrossesASeam(t *testing.T) {
+	frags := []gpu.Fragment{{Offset: 0, Length: 100}, {Offset: 100, Length: 50}, {Offset: 150, Length: 0}, {Offset: 150, Length: 50}, {Offset: 200, Length: 10}}
+	require.Equal(t, []gpu.Fragment{{Offset: 0, Length: 210}}, merge(frags, nil))
+	require.Equal(t, []gpu.Fragment{{Offset: 0, Length: 150}, {Offset: 150, Length: 60}}, merge(frags, map[int64]bool{0: true, 150: true}))
+	require.Len(t, frags, 5, "the caller's list is left alone")
 }
