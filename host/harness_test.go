@@ -106,6 +106,7 @@ data_listen: 127.0.0.1:0
 http_listen: 127.0.0.1:0
 slab_bytes: 4194304
 slab_dir: shm
+device: mem
 deployment: deployment.yaml
 deadlines:
   # Long where a slow machine must not look like a fault, short where a test waits for the end.
