@@ -148,7 +148,7 @@ func (l *lane) close() error {
 
 // move moves the fragments of a region at base, in which parts begin at the seams. When it
 // returns, nothing is in flight.
-func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Fragment, seams map[int64]bool, host []byte) error {
+func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Fragment, seams []int64, host []byte) error {
 	if len(host) == 0 {
 		return nil
 	}

@@ -367,7 +367,7 @@ func (d *Device) move(ctx context.Context, what string, l *lane, reg gpu.Region,
 	if err := gpu.CheckFragments(reg.Size(), frags, len(host), l.scatter); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	base, seams := parts[0].base, map[int64]bool(nil)
+	base, seams := parts[0].base, []int64(nil)
 	if len(parts) > 1 {
 		if base, frags, seams, err = absolute(reg, parts, frags); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
@@ -412,17 +412,17 @@ func (d *Device) hold(reg gpu.Region) (parts []*region, release func(), err erro
 }
 
 // absolute gives the fragments of a joined region their places in the address space of the
-// GPU, in front of which lie 0 bytes. seams are where parts begin: one DMA must not cross
-// from one allocation into another that happens to be its neighbour.
-func absolute(reg gpu.Region, parts []*region, frags []gpu.Fragment) (base uint64, out []gpu.Fragment, seams map[int64]bool, err error) {
+// GPU, in front of which lie 0 bytes. seams are where parts begin, in rising order: the
+// driver refuses a copy that goes from one allocation into another.
+func absolute(reg gpu.Region, parts []*region, frags []gpu.Fragment) (base uint64, out []gpu.Fragment, seams []int64, err error) {
 	places, err := gpu.Places(reg, frags)
 	if err != nil {
 		return 0, nil, nil, err
 	}
-	seams = make(map[int64]bool, len(parts))
 	for _, p := range parts {
-		seams[int64(p.base)] = true
+		seams = append(seams, int64(p.base))
 	}
+	slices.Sort(seams)
 	out = make([]gpu.Fragment, len(places))
 	for i, p := range places {
 		out[i] = gpu.Fragment{Offset: int64(parts[p.Part].base) + p.Offset, Length: p.Length}

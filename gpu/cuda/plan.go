@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"math"
+	"slices"
 
 	"github.com/tierd/tierd/gpu"
 )
@@ -66,6 +67,7 @@ type batch struct {
 type planner struct {
 	base  uint64 // address of the region
 	frags []gpu.Fragment
+	seams []int64
 	dir   Direction
 	limit int // bytes of a staged batch
 	host  int // bytes planned so far
@@ -80,8 +82,8 @@ type planner struct {
 
 // newPlanner plans a move through staging buffers with limit bytes in each batch. No piece
 // or run crosses a seam.
-func newPlanner(base uint64, frags []gpu.Fragment, seams map[int64]bool, dir Direction, limit int) *planner {
-	p := &planner{base: base, frags: merge(frags, seams), dir: dir, limit: limit}
+func newPlanner(base uint64, frags []gpu.Fragment, seams []int64, dir Direction, limit int) *planner {
+	p := &planner{base: base, frags: merge(frags, seams), seams: seams, dir: dir, limit: limit}
 	p.classify()
 	return p
 }
@@ -96,8 +98,14 @@ func batchBytes(total, stagingBytes int) int {
 // merge leaves out empty fragments and makes one of neighbours in the list that are
 // neighbours in the region too, with no seam between them. It copies only when there is
 // something to do.
-func merge(frags []gpu.Fragment, seams map[int64]bool) []gpu.Fragment {
-	joins := func(a, b gpu.Fragment) bool { return b.Offset == a.Offset+a.Length && !seams[b.Offset] }
+func merge(frags []gpu.Fragment, seams []int64) []gpu.Fragment {
+	joins := func(a, b gpu.Fragment) bool {
+		if b.Offset != a.Offset+a.Length {
+			return false
+		}
+		_, seam := slices.BinarySearch(seams, b.Offset)
+		return !seam
+	}
 	for i, f := range frags {
 		if f.Length == 0 || i > 0 && joins(frags[i-1], f) {
 			out := append(make([]gpu.Fragment, 0, len(frags)), frags[:i]...)
@@ -145,8 +153,12 @@ func (p *planner) strided() int {
 	if pitch < first.Length || pitch > pitchBytesMax {
 		return 0
 	}
+	end := int64(never)
+	if i, _ := slices.BinarySearch(p.seams, first.Offset+1); i < len(p.seams) {
+		end = p.seams[i]
+	}
 	n := 1
-	for n < len(p.frags) && p.frags[n].Length == first.Length && p.frags[n].Offset-p.frags[n-1].Offset == pitch {
+	for n < len(p.frags) && p.frags[n].Length == first.Length && p.frags[n].Offset-p.frags[n-1].Offset == pitch && p.frags[n].Offset < end {
 		n++
 	}
 	if n >= stridedRowsMin && int64(n) >= (stridedBytesMin+first.Length-1)/first.Length {

@@ -167,6 +167,19 @@ func TestEverySymbolHasAName(t *testing.T) {
 func TestNoPieceCrossesASeam(t *testing.T) {
 	frags := []gpu.Fragment{{Offset: 0, Length: 100}, {Offset: 100, Length: 50}, {Offset: 150, Length: 0}, {Offset: 150, Length: 50}, {Offset: 200, Length: 10}}
 	require.Equal(t, []gpu.Fragment{{Offset: 0, Length: 210}}, merge(frags, nil))
-	require.Equal(t, []gpu.Fragment{{Offset: 0, Length: 150}, {Offset: 150, Length: 60}}, merge(frags, map[int64]bool{0: true, 150: true}))
+	require.Equal(t, []gpu.Fragment{{Offset: 0, Length: 150}, {Offset: 150, Length: 60}}, merge(frags, []int64{0, 150}))
 	require.Len(t, frags, 5, "the caller's list is left alone")
+
+	var grid []gpu.Fragment
+	for i := range int64(40) {
+		grid = append(grid, gpu.Fragment{Offset: i << 20, Length: 1 << 18})
+	}
+	var rows []int
+	for p, b := newPlanner(0, grid, []int64{0, 10 << 20, 12 << 20, 30<<20 + 1}, Direction{DirectBytes: never, StridedBytes: 1}, 4<<20), (&batch{}); p.next(b); {
+		for _, r := range b.runs {
+			rows = append(rows, r.rows)
+		}
+		rows = append(rows, -len(b.pieces))
+	}
+	require.Equal(t, []int{10, 0, -2 * 64, 19, 9, 0}, rows, "runs end at seams, and the two fragments between two of them are staged")
 }
