@@ -48,6 +48,7 @@ type order struct {
 	// Attach: where, and how blocks lie; see gpuLayouts.
 	Socket, Layout, UUID string
 	Blocks               uint32
+	Groups               []string // default sliding and full
 	// Produce and consume: a text of so many tokens, by its seed.
 	ID, Peer     string
 	Seed, Tokens uint64
@@ -107,6 +108,7 @@ type gpuEngine struct {
 	event   *standin.Event
 	client  *engine.Client
 	blocks  uint32
+	groups  []string
 	memory  map[string][]uint64 // per group: addresses
 	layouts map[string][]*enginepb.Stride
 }
@@ -159,9 +161,11 @@ func (e *gpuEngine) attach(ctx context.Context, o *order) (err error) {
 	if e.event, err = e.cuda.NewEvent(); err != nil {
 		return err
 	}
-	e.blocks = o.Blocks
+	if e.blocks, e.groups = o.Blocks, o.Groups; e.groups == nil {
+		e.groups = []string{"sliding", "full"}
+	}
 	r := &enginepb.AttachRequest{EngineName: "stand-in, " + o.Layout, Accepts: []enginepb.MemoryKind{enginepb.MemoryKind_MEMORY_CUDA_IPC}, DeviceUuid: o.UUID, Events: [][]byte{e.event.Handle}}
-	for _, g := range []string{"sliding", "full"} {
+	for _, g := range e.groups {
 		region, err := e.region(g, o)
 		if err != nil {
 			return err
@@ -174,7 +178,7 @@ func (e *gpuEngine) attach(ctx context.Context, o *order) (err error) {
 	if _, err = e.client.AttachWith(ctx, r); err != nil {
 		return err
 	}
-	for _, g := range []string{"sliding", "full"} {
+	for _, g := range e.groups {
 		region := e.client.Region(g)
 		e.layouts[g] = region.Layout
 		if region.Memory == nil {
@@ -253,7 +257,7 @@ func (e *gpuEngine) fill(o *order, tables map[string][]uint32, from, to int, see
 func (e *gpuEngine) places(o *order) map[string][]uint32 {
 	r := rand.New(rand.NewPCG(o.Seed, 1))
 	out := map[string][]uint32{}
-	for _, g := range []string{"sliding", "full"} {
+	for _, g := range e.groups {
 		for _, i := range r.Perm(int(e.blocks))[:(o.Tokens+gpuTokens-1)/gpuTokens] {
 			out[g] = append(out[g], uint32(i))
 		}
@@ -279,7 +283,7 @@ func (e *gpuEngine) produce(ctx context.Context, o *order) (res outcome, err err
 				return res, err
 			}
 		}
-		for _, g := range []string{"sliding", "full"} {
+		for _, g := range e.groups {
 			m.Blocks = append(m.Blocks, &enginepb.BlockRun{Group: g, FirstBlock: uint32(from), Ids: tables[g][from:to]})
 		}
 		sent = append(sent, time.Now())
@@ -400,7 +404,7 @@ type stand struct {
 	log bytes.Buffer
 }
 
-func startStand(n *Node, layout string, blocks uint32) (*stand, error) {
+func startStand(n *Node, layout string, blocks uint32, groups ...string) (*stand, error) {
 	s := &stand{}
 	s.cmd = exec.Command(os.Args[0], "-test.run=^TestGPUEngineProcess$")
 	s.cmd.Env = append(os.Environ(), "TIERD_TEST_GPU_ENGINE=1")
@@ -421,7 +425,7 @@ func startStand(n *Node, layout string, blocks uint32) (*stand, error) {
 		in.Close()
 		return s.cmd.Wait()
 	}
-	_, err = s.tell(order{Do: "attach", Socket: n.Addresses().EngineSocket, Layout: layout, Blocks: blocks, UUID: n.devices.GPU.UUID()})
+	_, err = s.tell(order{Do: "attach", Socket: n.Addresses().EngineSocket, Layout: layout, Blocks: blocks, Groups: groups, UUID: n.devices.GPU.UUID()})
 	if err != nil {
 		s.kill()
 		return nil, err

@@ -27,6 +27,7 @@ import (
 
 	"github.com/tierd/tierd/gpu/shm"
 	"github.com/tierd/tierd/host/config"
+	"github.com/tierd/tierd/host/devices"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/metrics"
@@ -169,8 +170,12 @@ func startJudged(t *testing.T, id string, judge registrar, options ...nodeOption
 
 func startLogged(t *testing.T, id string, judge registrar, log *logTo, options ...nodeOption) *Node {
 	t.Helper()
-	cfg := testConfig(t, id, options...)
-	n, err := start(ctxFor(t), cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), judge)
+	return startConfig(t, id, testConfig(t, id, options...), judge, log, devices.Driver{})
+}
+
+func startConfig(t *testing.T, id string, cfg *config.Config, judge registrar, log *logTo, gpus devices.Driver) *Node {
+	t.Helper()
+	n, err := startOn(ctxFor(t), cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), judge, gpus)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		n.Close(context.Background())
