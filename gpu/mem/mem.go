@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -163,7 +164,7 @@ func (d *Device) Scatter(ctx context.Context, dst gpu.Region, frags []gpu.Fragme
 	return d.move(ctx, "scatter", dst, frags, src, true)
 }
 
-func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []gpu.Fragment, host []byte, scatter bool) error {
+func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []gpu.Fragment, host []byte, scatter bool) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -179,6 +180,18 @@ func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	// The owner of a file may make it shorter while it is mapped here. A fault is an error
+	// of this call then, and not the end of the process.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			err = fmt.Errorf("%s: memory at %#x is gone: its owner has made the file shorter", what, p.Addr())
+		default:
+			panic(p)
+		}
+	}()
 	budget := pieceBytes
 	for _, p := range places {
 		part := parts[p.Part].mem[p.Offset : p.Offset+p.Length]
