@@ -352,7 +352,8 @@ type Region struct {
 	// {memory: layer, offset: 0, stride: page, length: page} for K and
 	// {memory: layer, offset: blocks x page, stride: page, length: page} for V.
 	// Of shape [blocks, 2, block_tokens, kv_heads, head_dim] it is one fragment a layer,
-	// {memory: layer, offset: 0, stride: 2 x page, length: 2 x page}.
+	// {memory: layer, offset: 0, stride: 2 x page, length: 2 x page}. Fragments of a block at
+	// equal distances in one memory cost a GPU's engine least: one tensor for all layers.
 	Layout []*Stride `protobuf:"bytes,3,rep,name=layout,proto3" json:"layout,omitempty"`
 	// Memory that the engine owns, all of one kind; it must stay as it is until the stream
 	// of events has closed. Regions may name the same memory. Empty means that the daemon
@@ -1554,7 +1555,8 @@ type Event struct {
 	// Load: the token to go on from. Equal to the request's local_tokens when nothing
 	// usable arrived: compute the rest locally.
 	ResumeTokens uint64 `protobuf:"varint,4,opt,name=resume_tokens,json=resumeTokens,proto3" json:"resume_tokens,omitempty"`
-	// Load: chunks now valid in the engine's blocks, per group.
+	// Load: chunks now valid in the engine's blocks, per group. Other blocks that Load named
+	// may hold anything.
 	Loaded   []*GroupChunks `protobuf:"bytes,5,rep,name=loaded,proto3" json:"loaded,omitempty"`
 	Failures []*Failure     `protobuf:"bytes,6,rep,name=failures,proto3" json:"failures,omitempty"`
 	// A sentence for the log when ok is false.
