@@ -61,7 +61,8 @@ type Options struct {
 	// two processes at the same time but in turns, which costs the engine a tenth of its
 	// speed while kernels of ours are about (BENCHMARKS.md), however small they are. A
 	// measured tuning then prefers DMAs without a kernel as long as they have half the
-	// speed, instead of nine tenths of it or more.
+	// speed, instead of nine tenths of it or more. It is not the default, because an
+	// engine in this process pays for no turns.
 	Separate bool
 	// Tuning is used as it is when it is set. Otherwise the device is measured at Open,
 	// which takes about half a second of it.

@@ -20,6 +20,9 @@ const (
 	directBytesMax = 32 << 20
 	// directRunsMax bounds its number of DMAs for the same reason; one costs 1 us.
 	directRunsMax = 64
+	// batchedRunsMax bounds it where the driver takes them all as one command: 32 MiB in
+	// fragments of 16 KiB.
+	batchedRunsMax = 2048
 	// stridedRowsMin tells a grid from a list in which a few fragments happen to lie at
 	// equal distances, and stridedBytesMin is the least that a strided DMA is worth its
 	// command: 2.3 us lie between two DMAs, a fifth of 512 KiB on PCIe 5.
@@ -70,7 +73,9 @@ type planner struct {
 	seams []int64
 	dir   Direction
 	limit int // bytes of a staged batch
-	host  int // bytes planned so far
+	// runsMax of a batch without staging.
+	runsMax int
+	host    int // bytes planned so far
 
 	used int64 // bytes of frags[0] that are planned
 	// rows is how many fragments from frags[0] on are one strided run; 1 for a long
@@ -83,7 +88,7 @@ type planner struct {
 // newPlanner plans a move through staging buffers with limit bytes in each batch. No piece
 // or run crosses a seam.
 func newPlanner(base uint64, frags []gpu.Fragment, seams []int64, dir Direction, limit int) *planner {
-	p := &planner{base: base, frags: merge(frags, seams), seams: seams, dir: dir, limit: limit}
+	p := &planner{base: base, frags: merge(frags, seams), seams: seams, dir: dir, limit: limit, runsMax: directRunsMax}
 	p.classify()
 	return p
 }
@@ -189,7 +194,7 @@ func (p *planner) next(b *batch) bool {
 		return false
 	}
 	if p.rows > 0 {
-		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < directRunsMax {
+		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < p.runsMax {
 			b.runs = append(b.runs, p.run(directBytesMax-(p.host-b.host)))
 		}
 	} else {

@@ -183,3 +183,55 @@ func TestNoPieceCrossesASeam(t *testing.T) {
 	}
 	require.Equal(t, []int{10, 0, -2 * 64, 19, 9, 0}, rows, "runs end at seams, and the two fragments between two of them are staged")
 }
+
+// What goes by one command of the driver is pinned as a whole, by Pin as far as it has got or
+// by AllocHost.
+func TestIsPinned(t *testing.T) {
+	d := &driver{}
+	mem := make([]byte, 3000)
+	require.False(t, d.isPinned(mem[:1]))
+	p := &Pinned{mem: mem[:1000]}
+	require.NoError(t, d.add(p))
+	require.False(t, d.isPinned(mem[:1]), "nothing is registered yet")
+	p.bytes.Store(600)
+	require.True(t, d.isPinned(mem[:600]))
+	require.False(t, d.isPinned(mem[100:601]))
+	d.hosts.Store(address(mem[2000:]), uintptr(500))
+	d.hosts.Store(address(mem[2500:]), uintptr(100))
+	require.True(t, d.isPinned(mem[2000:2500]))
+	require.True(t, d.isPinned(mem[2550:2600]))
+	require.False(t, d.isPinned(mem[2000:2501]), "two allocations")
+	require.False(t, d.isPinned(mem[1999:2001]))
+}
+
+// A batch without staging has as many fragments as one command takes.
+func TestRunsOfABatch(t *testing.T) {
+	var frags []gpu.Fragment
+	for i := range int64(5000) {
+		frags = append(frags, gpu.Fragment{Offset: i * 300, Length: 200})
+	}
+	for _, most := range []int{directRunsMax, batchedRunsMax} {
+		p := newPlanner(0, frags, nil, Direction{DirectBytes: 1, StridedBytes: never}, 4<<20)
+		p.runsMax = most
+		total := 0
+		for b := (&batch{}); p.next(b); {
+			require.LessOrEqual(t, len(b.runs), most)
+			require.Empty(t, b.pieces)
+			total += len(b.runs)
+		}
+		require.Equal(t, 5000, total)
+	}
+}
+
+// A driver that lacks an optional function is none too old.
+func TestOptionalFunctions(t *testing.T) {
+	d, err := resolve("libcuda.so.1", func(name string) uintptr {
+		if name == "cuMemcpyBatchAsync" {
+			return 0
+		}
+		return 1
+	})
+	require.NoError(t, err)
+	require.False(t, d.has(cuMemcpyBatchAsync))
+	require.True(t, d.has(cuMemcpy2DAsync))
+}
