@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"slices"
 	"sync"
 	"syscall"
@@ -16,8 +17,10 @@ import (
 
 	"github.com/tierd/tierd/gpu"
 	"github.com/tierd/tierd/gpu/cuda"
+	"github.com/tierd/tierd/gpu/cuda/standin"
 	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/host/devices"
+	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/tier"
 )
@@ -44,9 +47,15 @@ func onGPU(t *testing.T, slab int64) nodeOption {
 	}
 }
 
+// gpuPair has the consumer on a GPU of its own where there are two.
 func gpuPair(t *testing.T, slab int64) (producer, consumer *Node) {
+	all, err := cuda.Devices()
+	require.NoError(t, err)
 	producer = startNode(t, "producer", onGPU(t, slab))
-	consumer = startNode(t, "consumer", onGPU(t, slab), withPeer("producer", producer.Addresses().Peer))
+	consumer = startNode(t, "consumer", onGPU(t, slab), withPeer("producer", producer.Addresses().Peer), func(c *config.Config) {
+		c.Device = fmt.Sprintf("cuda:%d", min(1, len(all)-1))
+	})
+	t.Logf("producer on %s (%s), consumer on %s (%s)", producer.devices.Name(), producer.devices.GPU.UUID(), consumer.devices.Name(), consumer.devices.GPU.UUID())
 	ready(t, consumer, "producer")
 	for _, n := range []*Node{producer, consumer} {
 		require.Eventually(t, func() bool { r := n.devices.Report(); return r.Pinned == r.PinnedOf && r.PinError == "" }, time.Minute, 10*time.Millisecond, "the slab is pinned")
@@ -54,10 +63,14 @@ func gpuPair(t *testing.T, slab int64) (producer, consumer *Node) {
 	return producer, consumer
 }
 
-func freeGPU(t *testing.T, n *Node) int64 {
-	free, _, err := n.devices.GPU.Device.(devices.GPU).MemoryBytes()
-	require.NoError(t, err)
-	return free
+// freeGPU is the memory that is free on the GPUs of both.
+func freeGPU(t *testing.T, nodes ...*Node) (sum int64) {
+	for _, n := range nodes {
+		free, _, err := n.devices.GPU.Device.(devices.GPU).MemoryBytes()
+		require.NoError(t, err)
+		sum += free
+	}
+	return sum
 }
 
 // TestGPUPair: engines of every layout write in streams of their own, store behind an event,
@@ -68,7 +81,7 @@ func TestGPUPair(t *testing.T) {
 	number := uint64(0)
 	for _, from := range gpuLayouts {
 		for _, to := range gpuLayouts {
-			before := freeGPU(t, producer)
+			before := freeGPU(t, producer, consumer)
 			p, err := startStand(producer, from, 160)
 			require.NoError(t, err)
 			c, err := startStand(consumer, to, 160)
@@ -91,13 +104,69 @@ func TestGPUPair(t *testing.T) {
 			require.NoError(t, p.end())
 			require.NoError(t, c.end())
 			clean(t, producer, consumer)
-			require.Eventually(t, func() bool { return freeGPU(t, producer) > before-64<<20 }, 10*time.Second, 10*time.Millisecond, "the engines' memory is given back")
+			require.Eventually(t, func() bool { return freeGPU(t, producer, consumer) > before-64<<20 }, 10*time.Second, 10*time.Millisecond, "the engines' memory is given back")
 		}
 	}
 	s := consumer.Status()
 	require.NotNil(t, s.Device.GPU)
 	t.Logf("%+v %+v", *s.Device.GPU, s.Device.Copies)
 	require.Empty(t, s.Device.GPU.Lost)
+}
+
+// TestGPULoss: a fault on the GPU ends the jobs on it, each with the driver's own word, and
+// neither the daemon nor engines in host memory. It runs in a process of its own, whose GPU
+// is past saving after it.
+func TestGPULoss(t *testing.T) {
+	needGPU(t)
+	if os.Getenv("TIERD_TEST_LOSS") == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestGPULoss$", "-test.v", "-test.timeout=60s")
+		cmd.Env = append(os.Environ(), "TIERD_TEST_LOSS=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		t.Logf("%s", out)
+		return
+	}
+	producer, consumer := gpuPair(t, 1<<30)
+	breaker, err := standin.Open(0)
+	require.NoError(t, err)
+	p, err := startStand(producer, "layers", 160)
+	require.NoError(t, err)
+	c, err := startStand(consumer, "own", 160)
+	require.NoError(t, err)
+	o := order{Do: "produce", ID: "before", Seed: 1, Tokens: 513, Step: 512, Leg: enginepb.Leg_PD}
+	_, err = p.tell(o)
+	require.NoError(t, err)
+	o.Do, o.Peer = "consume", "producer"
+	res, err := c.tell(o)
+	require.NoError(t, err)
+	require.Equal(t, []uint64{512, 0}, []uint64{res.Resume, res.Wrong})
+
+	require.NoError(t, breaker.Trap())
+	o = order{Do: "produce", ID: "after", Seed: 2, Tokens: 513, Step: 512, Leg: enginepb.Leg_PD}
+	res, err = p.tell(o)
+	require.NoError(t, err, "the engine's own process works on")
+	require.Positive(t, res.Failures)
+	require.Contains(t, res.Note, "cuda:0: device is lost: cu")
+	o.Do, o.Peer = "consume", "producer"
+	res, err = c.tell(o)
+	require.NoError(t, err)
+	require.Zero(t, res.Resume, "it computes everything itself: %s", res.Note)
+	require.NotEmpty(t, res.Note)
+	s := producer.Status()
+	require.True(t, s.Ready)
+	require.Contains(t, s.Device.GPU.Lost, "restart the daemon")
+	require.NotEmpty(t, s.Attention)
+	t.Log(s.Attention)
+	_, err = startStand(producer, "runs", 16)
+	require.ErrorContains(t, err, "device is lost")
+	host, err := engine.Dial(ctxFor(t), producer.Addresses().EngineSocket)
+	require.NoError(t, err)
+	_, err = host.Attach(ctxFor(t), "in host memory", nil, []*enginepb.Region{{Group: "full", Blocks: 16}})
+	require.NoError(t, err)
+	require.NotNil(t, host.Region("full").Bytes())
+	require.NoError(t, host.Close())
+	require.NoError(t, p.end())
+	require.NoError(t, c.end())
 }
 
 // TestGPUSoak: pairs of engines of every layout, random texts, small slabs that must evict,
@@ -113,17 +182,17 @@ func TestGPUSoak(t *testing.T) {
 	producer, consumer := gpuPair(t, 448<<20)
 	var all tally
 	soakGPU(t, producer, consumer, 3*time.Second, seed, &tally{}) // what the driver keeps, it has now
-	before := freeGPU(t, producer)
+	before := freeGPU(t, producer, consumer)
 	soakGPU(t, producer, consumer, length, seed+1, &all)
 	clean(t, producer, consumer)
 	require.Eventually(t, func() bool {
 		e, _ := producer.counts()
 		f, _ := consumer.counts()
-		return e+f == 0 && freeGPU(t, producer) >= before-8<<20
-	}, 20*time.Second, 20*time.Millisecond, "free before and after: %d, %d", before, freeGPU(t, producer))
+		return e+f == 0 && freeGPU(t, producer, consumer) >= before-16<<20
+	}, 20*time.Second, 20*time.Millisecond, "free before and after: %d, %d", before, freeGPU(t, producer, consumer))
 	t.Logf("%d requests, %.1f GB loaded, %d hits, %d with failures, %d engines killed, %d slots evicted; wrong bytes %d; free before and after %d, %d",
 		all.rounds, float64(all.loaded)/1e9, all.hits, all.failed, all.killed,
-		producer.tier.Snapshot().Evictions+consumer.tier.Snapshot().Evictions, all.wrong, before, freeGPU(t, producer))
+		producer.tier.Snapshot().Evictions+consumer.tier.Snapshot().Evictions, all.wrong, before, freeGPU(t, producer, consumer))
 	require.Zero(t, all.wrong)
 	require.Positive(t, all.hits)
 	require.NoError(t, producer.devices.GPU.Lost())

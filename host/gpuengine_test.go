@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierd/tierd/gpu/cuda/standin"
+	"github.com/tierd/tierd/host/devices"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
 )
@@ -49,6 +50,7 @@ type order struct {
 	Socket, Layout, UUID string
 	Blocks               uint32
 	Groups               []string // default sliding and full
+	Ordinal              int      // of the GPU
 	// Produce and consume: a text of so many tokens, by its seed.
 	ID, Peer     string
 	Seed, Tokens uint64
@@ -155,7 +157,7 @@ func (e *gpuEngine) obey(o *order) (res outcome, err error) {
 }
 
 func (e *gpuEngine) attach(ctx context.Context, o *order) (err error) {
-	if e.cuda, err = standin.Open(0); err != nil {
+	if e.cuda, err = standin.Open(o.Ordinal); err != nil {
 		return err
 	}
 	if e.event, err = e.cuda.NewEvent(); err != nil {
@@ -425,7 +427,7 @@ func startStand(n *Node, layout string, blocks uint32, groups ...string) (*stand
 		in.Close()
 		return s.cmd.Wait()
 	}
-	_, err = s.tell(order{Do: "attach", Socket: n.Addresses().EngineSocket, Layout: layout, Blocks: blocks, Groups: groups, UUID: n.devices.GPU.UUID()})
+	_, err = s.tell(order{Do: "attach", Socket: n.Addresses().EngineSocket, Layout: layout, Blocks: blocks, Groups: groups, Ordinal: n.devices.GPU.Device.(devices.GPU).Info().Ordinal, UUID: n.devices.GPU.UUID()})
 	if err != nil {
 		s.kill()
 		return nil, err

@@ -126,7 +126,7 @@ func TestChoice(t *testing.T) {
 		if r.Present {
 			require.Equal(t, "NVML is absent: no NVIDIA driver on this machine (libnvidia-ml.so.1)", r.NoHealth)
 			require.Equal(t, []int64{30, 100}, []int64{r.Free, r.TotalBytes})
-			require.Equal(t, "GPU-b" == r.UUID, s.Name() == "cuda:1")
+			require.Equal(t, s.Name() == "cuda:1", r.UUID == "GPU-b")
 		}
 		require.NoError(t, s.Close())
 	}

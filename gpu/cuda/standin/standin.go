@@ -56,6 +56,7 @@ const kernels = `
 done:
 	ret;
 }
+.visible .entry trap_now() { trap; }
 .visible .entry delay(.param .u64 ns) {
 	.reg .u64 %t<5>;
 	.reg .pred %p<2>;
@@ -116,6 +117,7 @@ type Engine struct {
 	fn          functions
 	ctx, stream uintptr
 	fill, delay uintptr
+	trap        uintptr
 }
 
 // Open takes the GPU with this number. What it takes goes with the process.
@@ -146,6 +148,7 @@ func Open(ordinal int) (*Engine, error) {
 			e.call("module", e.fn.load, uintptr(unsafe.Pointer(&module)), uintptr(unsafe.Pointer(&text[0]))),
 			e.call("fill", e.fn.function, uintptr(unsafe.Pointer(&e.fill)), module, name("fill\x00")),
 			e.call("delay", e.fn.function, uintptr(unsafe.Pointer(&e.delay)), module, name("delay\x00")),
+			e.call("trap", e.fn.function, uintptr(unsafe.Pointer(&e.trap)), module, name("trap_now\x00")),
 			e.call("stream", e.fn.streamMake, uintptr(unsafe.Pointer(&e.stream)), 1), // non-blocking
 		)
 	})
@@ -233,8 +236,12 @@ func (e *Engine) Delay(d time.Duration) error {
 	return e.launch("delay", e.delay, 1, 1, uint64(d))
 }
 
+// Trap runs a kernel that faults. That is the end of this GPU for the whole process, with all
+// who share its primary context.
+func (e *Engine) Trap() error { return e.launch("trap", e.trap, 1, 1) }
+
 func (e *Engine) launch(what string, kernel uintptr, blocks, threads uint64, params ...uint64) error {
-	at := make([]unsafe.Pointer, len(params))
+	at := make([]unsafe.Pointer, len(params)+1) // one more: a kernel may have none
 	for i := range params {
 		at[i] = unsafe.Pointer(&params[i])
 	}
