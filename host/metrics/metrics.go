@@ -172,7 +172,7 @@ func New(groups, legs []string) *Metrics {
 	m.PeerEnded = m.counters("peer_ended_chunks_total", "Chunks that peers demanded here, by their end: transferred, or the cause.", "group", "leg", "end")
 	m.StoreBytes = m.counters("kv_offload_store_bytes_total", "Bytes copied from engine memory into the tier.", "group")
 	m.LoadBytes = m.counters("kv_offload_load_bytes_total", "Bytes copied from the tier into engine memory.", "group")
-	m.LoadSeconds = m.counter("kv_offload_load_time_seconds_total", "Seconds spent copying into engine memory.")
+	m.LoadSeconds = m.counter("kv_offload_load_time_seconds_total", "Seconds that copies into engine memory took, with their checksums and several at a time.")
 	tier := m.counters("kv_offload_tiering_read_bytes_total", "Bytes that came from a tier below, verified.", "tier")
 	m.PeerReadBytes = tier.WithLabelValues(tierPeer)
 	tier = m.counters("kv_offload_tiering_write_bytes_total", "Bytes handed to a tier below.", "tier")
