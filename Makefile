@@ -147,25 +147,28 @@ check-models: build ## judge every model of examples/models over its whole lengt
 bench: ## run the benchmarks
 	go test -run '^$$' -bench . -benchmem ./...
 
-# Test binaries without cgo, which also run on a machine that has a GPU and no Go, in a
-# directory with gpu/cuda/testdata.
+# Test binaries, which also run on a machine that has a GPU and no Go: cuda.test in a
+# directory with gpu/cuda/testdata. TIERD_SOAK_GPU=6m makes their soaks last that long.
 GPU := $(CURDIR)/$(BUILD)/gpu
 .PHONY: gpu-binaries
 gpu-binaries: need-go need-gcc
 	@mkdir -p $(GPU)
 	CGO_ENABLED=0 go test -c -trimpath -o $(GPU)/cuda.test ./gpu/cuda
 	CGO_ENABLED=1 go test -c -trimpath -o $(GPU)/nvml.test ./gpu/nvml
+	CGO_ENABLED=1 go test -c -trimpath -o $(GPU)/host.test ./host
 
 .PHONY: test-gpu
 test-gpu: gpu-binaries ## tests that need an NVIDIA GPU (skipped where there is none)
 	@if [ ! -e /dev/nvidiactl ]; then echo "skipped: this machine has no NVIDIA GPU (no /dev/nvidiactl)"; exit 0; fi; \
 		set -e; export TIERD_GPU=required; \
-		(cd gpu/cuda && $(GPU)/cuda.test -test.v -test.timeout 5m); (cd gpu/nvml && $(GPU)/nvml.test -test.v)
+		(cd gpu/cuda && $(GPU)/cuda.test -test.v -test.timeout 5m); (cd gpu/nvml && $(GPU)/nvml.test -test.v); \
+		(cd host && $(GPU)/host.test -test.run '^TestGPU' -test.v -test.timeout 10m)
 
 .PHONY: bench-gpu
 bench-gpu: gpu-binaries ## the tables of gpu/BENCHMARKS.md (skipped where there is no NVIDIA GPU)
 	@if [ ! -e /dev/nvidiactl ]; then echo "skipped: this machine has no NVIDIA GPU (no /dev/nvidiactl)"; exit 0; fi; \
-		cd gpu/cuda && TIERD_GPU=required TIERD_BENCH_GPU=1 $(GPU)/cuda.test -test.run '^TestBench$$' -test.v -test.timeout 10m
+		cd gpu/cuda && TIERD_GPU=required TIERD_BENCH_GPU=1 $(GPU)/cuda.test -test.run '^TestBench$$' -test.v -test.timeout 10m && \
+		cd ../../host && TIERD_GPU=required TIERD_BENCH_GPU=1 $(GPU)/host.test -test.run '^TestGPUBench$$' -test.v -test.timeout 10m
 
 .PHONY: proto
 proto: ## generate the Go code of the .proto files again (needs protoc)

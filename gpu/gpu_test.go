@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The two ways to find an overlap agree with comparing all pairs.
+// The ways to find an overlap agree with comparing all pairs.
 func TestOverlapsAreFound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		equal := rapid.Bool().Draw(t, "equal lengths")
@@ -53,10 +53,11 @@ func BenchmarkCheckFragments(b *testing.B) {
 	for _, c := range []struct {
 		name string
 		last int64
-	}{{"one length", 4096}, {"two lengths", 4095}} {
+		step int64
+	}{{"pages", 4096, 8192}, {"one length", 4096, 8193}, {"two lengths", 4095, 8192}} {
 		frags := make([]gpu.Fragment, 8192)
 		for i := range frags {
-			frags[i] = gpu.Fragment{Offset: int64(i) * 8192, Length: 4096}
+			frags[i] = gpu.Fragment{Offset: int64(i) * c.step, Length: 4096}
 		}
 		frags[len(frags)-1].Length = c.last
 		rand.New(rand.NewPCG(1, 1)).Shuffle(len(frags), func(i, j int) { frags[i], frags[j] = frags[j], frags[i] })

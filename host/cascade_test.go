@@ -50,7 +50,7 @@ func drive(t *testing.T, n *Node, id string, x text, leg enginepb.Leg) *driven {
 	for g, name := range []string{"sliding", "full"} {
 		for b := range int(x.tokens / blockTokens) {
 			at := []gpu.Fragment{{Offset: int64(b) * blockBytes, Length: blockBytes}}
-			require.NoError(t, n.device.Scatter(ctx, a.(*attachment).regions[g], at, x.block(name, b)))
+			require.NoError(t, n.devices.Host.Scatter(ctx, a.(*attachment).spaces[g].region, at, x.block(name, b)))
 		}
 	}
 	r, _, err := a.Begin(ctx, (&testEngine{t: t}).request(id, x, enginepb.Role_PRODUCER, leg))

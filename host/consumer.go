@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/tierd/tierd/abi"
-	"github.com/tierd/tierd/gpu"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/metrics"
@@ -45,10 +44,12 @@ type consumer struct {
 	spare   []*want // chunks that a lower resume point needs too; see fallBack
 	note    string
 	settled chan struct{} // closed when every want has ended
+	news    chan struct{} // has room for one; a token says that fresh is not empty
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex
-	open    int // wants that have not ended
+	open    int     // wants that have not ended
+	fresh   []*want // have come, and no load has seen them yet
 	sealed  bool
 	fell    bool   // the spare chunks were decided on
 	doubt   bool   // leg demand: something was lost that no plan has taken into account
@@ -91,7 +92,7 @@ func (a *attachment) beginConsumer(ctx context.Context, r *enginepb.BeginRequest
 		node: n, engine: a, name: r.RequestId, leg: legName(r.Leg), peer: r.PeerId, transfer: r.TransferId,
 		owner: tier.Owner{Kind: ownerRequest, ID: fmt.Sprintf("%s#%d", r.RequestId, requestNumber.Add(1))},
 		ask:   plan.Ask{PromptTokens: r.PromptTokens, LocalTokens: r.LocalTokens, LoadCapTokens: r.MaxLoadTokens},
-		seq:   n.sequence(r), settled: make(chan struct{}), deadline: time.Now().Add(wait),
+		seq:   n.sequence(r), settled: make(chan struct{}), news: make(chan struct{}, 1), deadline: time.Now().Add(wait),
 		bytes: make([]uint64, len(n.groups)), arrived: make([]uint64, len(n.groups)), missed: make([]uint64, len(n.groups)),
 	}
 	c.ctx, c.cancel = context.WithCancelCause(n.life)
@@ -129,6 +130,14 @@ func (n *Node) addChunk(to []*enginepb.GroupChunks, ref plan.Ref) []*enginepb.Gr
 // begin plans and starts to fetch. A fault on the way leaves a smaller plan and a note.
 func (c *consumer) begin(ctx context.Context) {
 	peer := c.peer
+	if err := c.engine.device.Lost(); err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.resume, c.note, c.sealed = c.ask.LocalTokens, err.Error(), true
+		c.settleLocked()
+		c.node.metrics.Queries.Add(float64(c.ask.PromptTokens - c.ask.LocalTokens))
+		return
+	}
 	if peer != "" {
 		if why := c.node.unusable(peer, c.leg); why != "" {
 			peer, c.note = "", why
@@ -572,6 +581,11 @@ func (c *consumer) got(w *want, h hold) {
 func (c *consumer) endLocked(w *want, h hold) {
 	w.ended, w.hold = true, h
 	c.open--
+	c.fresh = append(c.fresh, w)
+	select {
+	case c.news <- struct{}{}:
+	default:
+	}
 	c.settleLocked()
 }
 
@@ -759,7 +773,7 @@ func (c *consumer) Store(engine.Step) (engine.Job, error) {
 
 // Load implements engine.Request. It refuses destinations that leave out a block of a
 // demanded chunk. A spare chunk without destination stays out.
-func (c *consumer) Load(runs []*enginepb.BlockRun) (engine.Job, error) {
+func (c *consumer) Load(runs []*enginepb.BlockRun, event uint32) (engine.Job, error) {
 	tables := make([]map[uint32]uint32, len(c.node.groups))
 	for _, run := range runs {
 		g := c.node.group(run.Group)
@@ -770,48 +784,53 @@ func (c *consumer) Load(runs []*enginepb.BlockRun) (engine.Job, error) {
 			tables[g][run.FirstBlock+uint32(i)] = id
 		}
 	}
-	frags := make(map[plan.Ref][]gpu.Fragment, len(c.wants))
+	to := make(map[plan.Ref][]uint32, len(c.wants))
 	for _, w := range c.wants {
-		g := &c.node.groups[w.ref.Group]
-		first := w.ref.Chunk * uint32(g.chunkBlocks)
-		for b := first; b < first+uint32(g.chunkBlocks); b++ {
-			id, ok := tables[w.ref.Group][b]
-			if !ok {
-				return nil, status.Errorf(codes.InvalidArgument, "group %q: chunk %d is demanded, but its logical block %d has no destination; name all of its blocks, %d to %d",
-					g.name, w.ref.Chunk, b, first, first+uint32(g.chunkBlocks)-1)
-			}
-			frags[w.ref] = append(frags[w.ref], gpu.Fragment{Offset: int64(id) * g.blockBytes, Length: g.blockBytes})
+		ids, missing := c.node.destination(w.ref, tables[w.ref.Group])
+		if ids == nil {
+			g := &c.node.groups[w.ref.Group]
+			first := w.ref.Chunk * uint32(g.chunkBlocks)
+			return nil, status.Errorf(codes.InvalidArgument, "group %q: chunk %d is demanded, but its logical block %d has no destination; name all of its blocks, %d to %d",
+				g.name, w.ref.Chunk, missing, first, first+uint32(g.chunkBlocks)-1)
 		}
+		to[w.ref] = ids
 	}
 	for _, w := range c.spare {
-		if to := c.node.destination(w.ref, tables[w.ref.Group]); to != nil {
-			frags[w.ref] = to
+		if ids, _ := c.node.destination(w.ref, tables[w.ref.Group]); ids != nil {
+			to[w.ref] = ids
 		}
 	}
-	return func() *enginepb.Event { return c.load(frags) }, nil
+	return func() *enginepb.Event { return c.load(to, event) }, nil
 }
 
-// destination returns where a chunk goes, or nil when a block of it has no place.
-func (n *Node) destination(ref plan.Ref, table map[uint32]uint32) []gpu.Fragment {
+// destination returns the blocks that a chunk goes to, or nil and the first logical block
+// that has no place.
+func (n *Node) destination(ref plan.Ref, table map[uint32]uint32) (ids []uint32, missing uint32) {
 	g := &n.groups[ref.Group]
-	var to []gpu.Fragment
 	for b := ref.Chunk * uint32(g.chunkBlocks); b < (ref.Chunk+1)*uint32(g.chunkBlocks); b++ {
 		id, ok := table[b]
 		if !ok {
-			return nil
+			return nil, b
 		}
-		to = append(to, gpu.Fragment{Offset: int64(id) * g.blockBytes, Length: g.blockBytes})
+		ids = append(ids, id)
 	}
-	return to
+	return ids, 0
 }
 
-// load waits until every demanded chunk has ended, plans over what is there, and
-// brings it into the engine's blocks.
-func (c *consumer) load(frags map[plan.Ref][]gpu.Fragment) *enginepb.Event {
+// load brings the chunks into the engine's blocks as they come, waits until every demanded
+// one has ended, and plans over what is there. What it copied and the plan does not use lies
+// in blocks that the engine has given for it, and is not named as loaded.
+func (c *consumer) load(to map[plan.Ref][]uint32, event uint32) *enginepb.Event {
+	l := &loading{c: c, to: to, copied: map[plan.Ref]bool{}}
+	err := c.engine.wait(c.ctx, event, c.deadline)
+	if err == nil {
+		l.arriving()
+	}
 	<-c.settled // every wait of this request has a deadline, and ends with its context
-	began := time.Now()
-	resume, loaded, err := c.copyOut(frags)
-	c.node.metrics.LoadSeconds.Add(time.Since(began).Seconds())
+	resume, loaded := c.ask.LocalTokens, []plan.Ref(nil)
+	if err == nil {
+		resume, loaded, err = l.rest()
+	}
 	ev := &enginepb.Event{Ok: err == nil && resume == c.resume, ResumeTokens: resume}
 	for _, ref := range loaded {
 		ev.Loaded = c.node.addChunk(ev.Loaded, ref)
@@ -845,41 +864,6 @@ func (c *consumer) explain(resume uint64, demanded int, failures []*enginepb.Fai
 	return text
 }
 
-// copyOut plans over what is there until every chunk of the plan has been verified and
-// copied. A chunk that proves wrong is no longer there, and the plan is made again.
-func (c *consumer) copyOut(frags map[plan.Ref][]gpu.Fragment) (uint64, []plan.Ref, error) {
-	known, here := c.here()
-	for ref := range here {
-		if frags[ref] == nil {
-			known[ref.Group].Put(int(ref.Chunk), abi.Miss)
-		}
-	}
-	copied := map[plan.Ref]bool{}
-	for {
-		resume, demand, err := c.settle(known)
-		if err != nil {
-			return c.ask.LocalTokens, nil, err
-		}
-		again := false
-		for _, ref := range demand {
-			if copied[ref] {
-				continue
-			}
-			w := here[ref]
-			if err := c.copyChunk(w, frags[ref]); err != nil {
-				c.spoiled(w, err)
-				known[ref.Group].Put(int(ref.Chunk), abi.Miss)
-				again = true
-				break
-			}
-			copied[ref] = true
-		}
-		if !again {
-			return resume, demand, nil
-		}
-	}
-}
-
 // settle plans over a finished table, never above what was planned first: the engine
 // has made room for that much.
 func (c *consumer) settle(known []abi.States) (uint64, []plan.Ref, error) {
@@ -897,20 +881,6 @@ func (c *consumer) settleAsk(ask plan.Ask, known []abi.States) (uint64, []plan.R
 		return 0, nil, fmt.Errorf("the plan over what arrived resumes at %d, above the planned %d", pl.ResumeTokens, c.resume)
 	}
 	return pl.ResumeTokens, refs(pl.Demand), nil
-}
-
-func (c *consumer) copyChunk(w *want, frags []gpu.Fragment) error {
-	if w == nil {
-		return errors.New("planned, but not here")
-	}
-	if err := w.hold.verify(); err != nil {
-		return err
-	}
-	if err := c.node.device.Scatter(c.ctx, c.engine.regions[w.ref.Group], frags, w.hold.bytes); err != nil {
-		return err
-	}
-	c.node.metrics.LoadBytes.WithLabelValues(c.node.groups[w.ref.Group].name).Add(float64(len(w.hold.bytes)))
-	return nil
 }
 
 // spoiled gives up a chunk that was here.

@@ -9,11 +9,18 @@
 // verdict is "accepted", so the peers' port is bound but not served until then. Last
 // comes the engine socket: an engine that can connect finds everything ready.
 //
+// An engine attaches with its memory: a region a group, in host memory or on the node's GPU
+// (package devices), allocated here or its own, whose blocks lie in fragments at strides of
+// the engine's choice. On a GPU it works ahead of its host, so a store or a load names an
+// event in the engine's stream to wait for. A GPU that is lost fails the jobs on it, each with
+// the reason; its engines compute for themselves, and engines in host memory go on.
+//
 // A producer's engine begins a request. The node pins what its tier holds of the
 // prompt already, and a plan.Machine says which GPU prefix may be reused and, step by
-// step, which blocks to copy into slots. A chunk that is whole gets its checksum and
-// becomes readable; when it belongs to the supply, it is offered to the transfer, where
-// it waits, pinned, for its consumer. The end of the request is the last word.
+// step, which blocks to copy into slots, several chunks at a time. A chunk that is whole
+// gets its checksum and becomes readable; when it belongs to the supply, it is offered to the
+// transfer beside the copies that go on, and waits there, pinned, for its consumer. The end
+// of the request is the last word.
 //
 // A consumer's engine begins the same request on another node. The node plans what to
 // fetch: in leg pd from what the producer of the same prompt must supply, in leg probe
@@ -21,13 +28,12 @@
 // each chunk, as soon as that has begun, whether it will come. Its own tier's chunks are
 // pinned, slots for the others are taken, all or none, and one demand goes to the peer
 // with their numbers and epochs. The producer pushes each chunk over the data connections
-// straight into its slot; it becomes readable when its checksum is right. The load waits
-// until every demanded chunk has ended, plans once more over what is there, compares each
-// chunk's checksum again, and copies the chunks into the engine's blocks. A plan of leg
-// probe may count on chunks that are still being written. When one of them does not come,
-// the node plans once more without it and demands what is new; the engine was told of
-// those chunks as well, as a fallback, so that they have a place. In leg demand the same
-// is done after the first refusals, without waiting for the rest: what the new plan does
+// straight into its slot; it becomes readable when its checksum is right. The load compares
+// each chunk's checksum again and copies it into the engine's blocks as it comes; once every
+// demanded chunk has ended, it plans once more over what is there. A plan of leg probe may
+// count on chunks that are still being written. When one of them does not come, the node
+// plans once more without it and demands what is new; the engine was told of those chunks as
+// well, as a fallback, so that they have a place. In leg demand the same is done after the first refusals, without waiting for the rest: what the new plan does
 // not use is given up at once.
 //
 // # Versions

@@ -27,6 +27,7 @@ import (
 
 	"github.com/tierd/tierd/gpu/shm"
 	"github.com/tierd/tierd/host/config"
+	"github.com/tierd/tierd/host/devices"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/metrics"
@@ -112,6 +113,7 @@ data_listen: 127.0.0.1:0
 http_listen: 127.0.0.1:0
 slab_bytes: 4194304
 slab_dir: shm
+device: mem
 deployment: deployment.yaml
 deadlines:
   # Long where a slow machine must not look like a fault, short where a test waits for the end.
@@ -179,8 +181,12 @@ func startLogged(t *testing.T, id string, judge registrar, log *logTo, options .
 
 func startWith(t *testing.T, cfg *config.Config, judge registrar, log *logTo) *Node {
 	t.Helper()
-	id := cfg.NodeID
-	n, err := start(ctxFor(t), cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), judge)
+	return startConfig(t, cfg.NodeID, cfg, judge, log, devices.Driver{})
+}
+
+func startConfig(t *testing.T, id string, cfg *config.Config, judge registrar, log *logTo, gpus devices.Driver) *Node {
+	t.Helper()
+	n, err := startOn(ctxFor(t), cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), judge, gpus)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		n.Close(context.Background())

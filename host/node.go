@@ -19,10 +19,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tierd/tierd/gpu"
 	"github.com/tierd/tierd/host/admit"
 	"github.com/tierd/tierd/host/build"
 	"github.com/tierd/tierd/host/config"
+	"github.com/tierd/tierd/host/devices"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/engine/enginepb"
 	"github.com/tierd/tierd/host/join"
@@ -108,7 +108,8 @@ type Node struct {
 	opened      atomic.Bool  // so are peers, meeting and engines
 	percent     atomic.Int64 // of the check
 	tier        *tier.Primary
-	device      gpu.Device
+	devices     *devices.Set // set with hasTier
+	openGPU     devices.Driver
 	metrics     *metrics.Metrics
 	meeting     *meeting
 	pairs       *pairs.Judge // of peers with other rules
@@ -181,6 +182,7 @@ func (n *Node) openMetrics() {
 	n.metrics.Register(metrics.Peers{Status: n.peersStatus, Legs: allLegs, Allowed: func(s *wire.PeerStatus, leg string) bool { return n.legRefused(s, leg) == "" }, PinnedBytes: n.peerPinnedBytes})
 	n.metrics.Register(metrics.Pairs{Peers: n.pairStates, States: pairs.States(), Ended: n.pairsEnded, Ends: []string{pairs.Accepted, pairs.Refused, pairs.Undecided}})
 	n.metrics.Register(metrics.OpenWaits(n.open.of))
+	n.metrics.Register(metrics.Devices(n.deviceReport))
 	b := build.This()
 	n.metrics.Register(metrics.Info{Version: b.String(), Go: b.Go, Verdict: n.verdictInfo})
 	n.metrics.Register(metrics.Gauges{
@@ -522,7 +524,8 @@ func (n *Node) openEngines(context.Context) error {
 	d, b := n.entry.Deployment, &n.cfg.Bounds
 	limits := &engine.Limits{MaxTokens: d.MaxTokens, HashTokens: d.HashTokens, Roles: d.Roles, Legs: d.Legs}
 	for i := range d.Groups {
-		limits.Groups = append(limits.Groups, engine.GroupLimits{Name: d.Groups[i].Name, BlockTokens: d.Groups[i].BlockTokens})
+		limits.Groups = append(limits.Groups, engine.GroupLimits{Name: d.Groups[i].Name, BlockTokens: d.Groups[i].BlockTokens,
+			BlockBytes: d.Groups[i].BlockBytes(), ChunkBlocks: d.Groups[i].ChunkBlocks})
 	}
 	n.engines = engine.NewServer(n, limits, engine.Bounds{
 		EnginesMax: int(b.Engines), RequestsMax: int(b.Requests), JobsMax: int(b.Requests) * engine.JobsPerRequest,

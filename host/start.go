@@ -14,9 +14,9 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/tierd/tierd/gpu/mem"
 	"github.com/tierd/tierd/gpu/shm"
 	"github.com/tierd/tierd/host/config"
+	"github.com/tierd/tierd/host/devices"
 	"github.com/tierd/tierd/host/engine"
 	"github.com/tierd/tierd/host/limitlog"
 	"github.com/tierd/tierd/host/lockfile"
@@ -40,6 +40,9 @@ const (
 	stageDraining
 	stageStopping
 )
+
+// tuningFile is in state_dir and keeps what was measured of the GPU.
+const tuningFile = "gpu-tuning.json"
 
 // addressesFile is in state_dir while the node is ready.
 const addressesFile = "addresses.json"
@@ -97,8 +100,13 @@ func certificateKeys(cfg *config.Config) (keys []ed25519.PublicKey, err error) {
 type registrar func(ctx context.Context, d *deploy.Deployment, progress func(done, total int)) (*registry.Entry, func() error, error)
 
 func start(ctx context.Context, cfg *config.Config, log *slog.Logger, judge registrar) (*Node, error) {
+	return startOn(ctx, cfg, log, judge, devices.Driver{})
+}
+
+// startOn is start on other GPUs than those of this machine.
+func startOn(ctx context.Context, cfg *config.Config, log *slog.Logger, judge registrar, gpus devices.Driver) (*Node, error) {
 	n := &Node{
-		cfg: cfg, log: log, judge: judge, configured: map[string]bool{}, links: map[string]*link{},
+		cfg: cfg, log: log, judge: judge, openGPU: gpus, configured: map[string]bool{}, links: map[string]*link{},
 		servings: map[peerJob]*serving{}, fetches: map[peerJob]*fetch{}, tokens: map[string]transfer.Token{},
 		began: time.Now(), boot: bootID(), faults: limitlog.New(log),
 	}
@@ -243,7 +251,7 @@ func (n *Node) readDeployment(context.Context) error {
 
 // openMemory makes the slab and the device. Files that a killed daemon of the same node
 // left behind are removed once the slab's lock says that it is gone.
-func (n *Node) openMemory(context.Context) error {
+func (n *Node) openMemory(ctx context.Context) error {
 	dir := filepath.Join(n.cfg.SlabDir, "tierd-"+n.cfg.NodeID)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return n.cfg.Errorf("slab_dir is %s: directory %s cannot be made: %w; let user %d write to slab_dir, or choose another",
@@ -254,13 +262,22 @@ func (n *Node) openMemory(context.Context) error {
 	if err != nil {
 		return err
 	}
-	t, err := tier.New(tier.Options{Path: filepath.Join(dir, "slab"), SlotBytes: slotBytes, Slots: slots})
+	// The device first, because the slab is to be near it, and its end before the slab's.
+	set, err := devices.Open(ctx, devices.Options{
+		Choice: n.cfg.Device, Dir: dir, TuningFile: filepath.Join(n.cfg.StateDir, tuningFile), Log: n.log, Driver: n.openGPU,
+	})
 	if err != nil {
-		return n.cfg.Errorf("slab_bytes is %d, slab_dir is %s: %w", n.cfg.SlabBytes, n.cfg.SlabDir, err)
+		return n.cfg.Errorf("%w", err)
 	}
-	n.tier = t
+	t, err := n.openSlab(dir, slotBytes, slots, set.Node())
+	if err != nil {
+		return errors.Join(n.cfg.Errorf("slab_bytes is %d, slab_dir is %s: %w", n.cfg.SlabBytes, n.cfg.SlabDir, err), set.Close())
+	}
+	n.tier, n.devices = t, set
 	n.hasTier.Store(true)
 	n.onClose(func() { n.closed("the slab", t.Close()) })
+	n.onClose(func() { n.closed("the device", set.Close()) })
+	set.Pin(t.Memory())
 	n.addresses.Slab = t.Export().Path
 	stale, _ := filepath.Glob(filepath.Join(dir, "tierd-region-*"))
 	for _, path := range stale {
@@ -269,13 +286,20 @@ func (n *Node) openMemory(context.Context) error {
 	if ok, err := shm.InMemory(n.cfg.SlabDir); err == nil && !ok {
 		n.log.Warn("the slab is on disk, where every byte of KV is written back; set slab_dir to a tmpfs such as /dev/shm", "slab_dir", n.cfg.SlabDir)
 	}
-	dev, err := mem.New(dir)
-	if err != nil {
-		return err
-	}
-	n.device = dev
-	n.onClose(func() { n.closed("the device", dev.Close()) })
 	return nil
+}
+
+// openSlab makes the slab near a NUMA node; -1 is anywhere.
+func (n *Node) openSlab(dir string, slotBytes int64, slots, node int) (t *tier.Primary, err error) {
+	err = devices.Near(node, func() (err error) {
+		t, err = tier.New(tier.Options{Path: filepath.Join(dir, "slab"), SlotBytes: slotBytes, Slots: slots})
+		return err
+	})
+	if errors.Is(err, devices.ErrPolicy) {
+		n.log.Warn("the slab is anywhere in host memory", "error", err)
+		err = nil
+	}
+	return t, err
 }
 
 // slots divides slab_bytes into slots for the largest chunk.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tierd/tierd/host/build"
+	"github.com/tierd/tierd/host/devices"
 	"github.com/tierd/tierd/host/metrics"
 	"github.com/tierd/tierd/host/pairs"
 	"github.com/tierd/tierd/host/session"
@@ -45,10 +46,12 @@ func (n *Node) Status() *status.Status {
 		s.Slots.SlotBytes = n.tier.SlotBytes()
 	}
 	s.Pins = pinsOf(&t)
+	report := n.deviceReport()
+	s.Device = deviceOf(&report)
 	m := n.meetingStatus()
 	s.Parked = status.Parked{Transfers: m.Transfers, Chunks: m.ParkedKeys, Bytes: m.ParkedBytes, BytesMax: uint64(n.cfg.Bounds.ParkedBytes)}
 	s.Waits, s.Groups, s.Peers = n.waitsOf(), n.groupsOf(), n.peersOf()
-	s.Attention = n.attention(s)
+	s.Attention = append(n.attention(s), deviceAttention(&report)...)
 	return s
 }
 
@@ -153,6 +156,47 @@ func pinsOf(t *tier.Snapshot) []status.Pins {
 		}
 	}
 	return out
+}
+
+// deviceReport is that of host memory before there are devices.
+func (n *Node) deviceReport() devices.Report {
+	if n.hasTier.Load() {
+		return n.devices.Report()
+	}
+	return devices.Report{Device: devices.Mem, Why: "the node starts"}
+}
+
+func deviceOf(r *devices.Report) status.Device {
+	d := status.Device{Name: r.Device, Why: r.Why, PinnedBytes: r.Pinned, PinnedOf: r.PinnedOf, PinError: r.PinError, Copies: []status.Copies{}}
+	for _, kind := range []string{devices.KindMem, devices.KindCUDA} {
+		for _, c := range []struct {
+			direction string
+			of        devices.Copies
+		}{{"store", r.Stores[kind]}, {"load", r.Loads[kind]}} {
+			d.Copies = append(d.Copies, status.Copies{Device: kind, Direction: c.direction, InWork: c.of.InWork, Bytes: c.of.Bytes,
+				Seconds: seconds(time.Duration(c.of.Seconds * float64(time.Second))), Failed: c.of.Failures})
+		}
+	}
+	if !r.Present {
+		return d
+	}
+	h := &r.Health
+	d.GPU = &status.GPU{Name: r.Name, UUID: r.UUID, PCIBusID: r.BusID, Lost: r.Lost, MemoryUsedBytes: r.TotalBytes - r.Free, MemoryTotalBytes: r.TotalBytes,
+		PCIeGeneration: h.Link.Generation, PCIeGenerationMax: h.Link.GenerationMax, PCIeLanes: h.Link.Lanes, PCIeLanesMax: h.Link.LanesMax, Idle: h.Link.Idle,
+		NUMANode: h.NUMANode, ECC: h.ECC, UncorrectedErrors: h.UncorrectedErrors, XIDErrors: r.XIDErrors, NoHealth: r.NoHealth,
+		CheckedSeconds: seconds(time.Duration(r.SecondsSinceChecked * float64(time.Second)))}
+	return d
+}
+
+// deviceAttention says in words what is wrong with the GPU.
+func deviceAttention(r *devices.Report) (out []string) {
+	if r.Lost != "" {
+		out = append(out, fmt.Sprintf("the GPU is lost, and its engines compute everything themselves: %s", r.Lost))
+	}
+	if r.PinError != "" {
+		out = append(out, "the slab is not pinned, so copies to the GPU are slow: "+r.PinError)
+	}
+	return append(out, r.Warnings...)
 }
 
 func (n *Node) waitsOf() []status.Wait {

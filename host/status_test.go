@@ -173,7 +173,7 @@ func TestStatusBeforeAndAfter(t *testing.T) {
 	require.Equal(t, "connecting", s.Peers[0].State)
 	require.Equal(t, "b", s.Peers[0].ID)
 	require.Equal(t, 1024, s.Slots.Free)
-	require.NotContains(t, strings.ReplaceAll(string(body), `"verdict": null`, ""), "null", "lists are never null")
+	require.NotContains(t, strings.NewReplacer(`"verdict": null`, "", `"gpu": null`, "").Replace(string(body)), "null", "lists are never null")
 	_, metricsText := get(t, "http://"+a.HTTPListen+"/metrics")
 	for _, line := range []string{
 		`tierd_peer_state{peer="b",state="connecting"} 1`, `tierd_ready 0`, `tierd_check_done_ratio 0.43`,
@@ -261,7 +261,7 @@ is tierd_tls_expiry_days{of} too, the days that are left of the certificate and 
 }
 
 // open are the labels whose values a deployment or configuration gives.
-var openLabels = []string{"group", "peer", "boot_id", "version", "go", "model", "deployment_digest", "rules_digest", "from"}
+var openLabels = []string{"group", "peer", "boot_id", "version", "go", "model", "deployment_digest", "rules_digest", "from", "name", "uuid", "pci_bus_id"}
 
 func labelTable(values map[string]map[string]bool) string {
 	lines := map[string]bool{}
@@ -289,7 +289,7 @@ func labelTable(values map[string]map[string]bool) string {
 // unitOf reads the unit off a metric's name.
 func unitOf(name string) string {
 	name = strings.TrimSuffix(name, "_total")
-	for _, u := range []string{"seconds", "bytes", "chunks", "tokens", "slots", "ratio", "requests", "sessions", "waits", "admissions", "pins", "jobs", "connections", "checks"} {
+	for _, u := range []string{"seconds", "bytes", "chunks", "tokens", "slots", "ratio", "requests", "sessions", "waits", "admissions", "pins", "jobs", "connections", "checks", "copies", "errors", "warnings", "lanes"} {
 		if strings.HasSuffix(name, "_"+u) {
 			return u
 		}
@@ -297,7 +297,11 @@ func unitOf(name string) string {
 	switch name {
 	case "tierd_build_info", "tierd_verdict_info", "tierd_peer_info":
 		return "1"
-	case "tierd_peer_state", "tierd_peer_pair", "tierd_peer_leg_allowed", "tierd_ready":
+	case "tierd_gpu_pcie_generation":
+		return "generation"
+	case "tierd_device_copies_in_work":
+		return "copies"
+	case "tierd_peer_state", "tierd_peer_pair", "tierd_peer_leg_allowed", "tierd_ready", "tierd_gpu_info", "tierd_gpu_lost":
 		return "0 or 1"
 	case "tierd_engines_attached":
 		return "engines"

@@ -58,7 +58,7 @@ func TestBench(t *testing.T) {
 	for _, part := range []struct {
 		name string
 		run  func()
-	}{{"speed", g.speed}, {"grid", g.grid}, {"both", g.both}, {"alone", g.alone}, {"cpu", g.cpu}, {"sum", g.sum}, {"own", g.ownProcess}, {"beside", g.besideProcess}} {
+	}{{"speed", g.speed}, {"grid", g.grid}, {"both", g.both}, {"alone", g.alone}, {"cpu", g.cpu}, {"sum", g.sum}, {"direct", g.direct}, {"own", g.ownProcess}, {"beside", g.besideProcess}} {
 		if wanted == "1" || strings.Contains(wanted, part.name) {
 			start := time.Now()
 			part.run()
@@ -305,6 +305,32 @@ func (g *rig) sum() {
 	fmt.Printf("CRC-32C on one core: %.1f GB/s, %.2f core-seconds for 20 GB\n", roundBytes/median(s)/1e9, 20e9/roundBytes*median(s))
 }
 
+// direct is fragments in random order that go without a kernel: many to a command where the
+// driver can, and each by a DMA of its own.
+func (g *rig) direct() {
+	fmt.Printf("| | fragment | staged | many to a command | core-seconds for 20 GB | one DMA each |\n")
+	batched := g.dev.drv.fn[cuMemcpyBatchAsync]
+	all := &Tuning{Gather: Direction{16, 1, never}, Scatter: Direction{16, 1, never}}
+	d, reg := g.other(Options{Tuning: all})
+	for dir, name := range []string{"store", "load"} {
+		for _, f := range []int{8 * kib, 16 * kib, 32 * kib, 64 * kib, 128 * kib, 256 * kib, 1024 * kib} {
+			var rates [3][]float64
+			var cpu float64
+			staged, direct := g.calls(g.dev, g.region, dir, f, ways[2], false), g.calls(d, reg, dir, f, ways[2], false)
+			for range 3 {
+				rates[0] = append(rates[0], roundBytes/1e9/seconds(staged))
+				before := cpuSeconds()
+				rates[1] = append(rates[1], roundBytes/1e9/seconds(direct))
+				cpu += cpuSeconds() - before
+				g.dev.drv.fn[cuMemcpyBatchAsync] = 0
+				rates[2] = append(rates[2], roundBytes/1e9/seconds(direct))
+				g.dev.drv.fn[cuMemcpyBatchAsync] = batched
+			}
+			fmt.Printf("| %s | %d KiB | %.1f | %.1f | %.2f | %.1f |\n", name, f/kib, median(rates[0]), median(rates[1]), cpu/(3*roundBytes)*20e9, median(rates[2]))
+		}
+	}
+}
+
 // loads are what runs beside the product: each moves bytes until it is told to stop, and
 // returns how many.
 func (g *rig) loads() (names []string, runs []func(stop *atomic.Bool) int) {
@@ -332,14 +358,19 @@ func (g *rig) loads() (names []string, runs []func(stop *atomic.Bool) int) {
 	fmt.Printf("tuning for a separate process: %+v\n", separate.Tuning())
 	for dir, name := range []string{"store", "load"} {
 		add(name+", 256 KiB", roundBytes, g.calls(g.dev, g.region, dir, 256*kib, ways[2], false))
-		add(name+", 256 KiB, Separate", roundBytes, g.calls(separate, preg, dir, 256*kib, ways[2], false))
+		for _, f := range []int{32 * kib, 64 * kib, 256 * kib} {
+			add(fmt.Sprintf("%s, %d KiB, Separate", name, f/kib), roundBytes, g.calls(separate, preg, dir, f, ways[2], false))
+		}
 	}
 	return names, runs
 }
 
 // beside prints what product says while each load runs.
 func (g *rig) beside(title string, product func(secs float64) float64) {
-	const productRounds, secs = 5, 0.7
+	productRounds, secs := 5, 0.7
+	if os.Getenv("TIERD_BENCH_GPU") != "1" { // a part alone is to be quick
+		productRounds, secs = 3, 0.5
+	}
 	names, runs := g.loads()
 	tflops, rates := make([][]float64, len(runs)), make([][]float64, len(runs))
 	for range productRounds {

@@ -548,3 +548,36 @@ func TestPyTorchEngine(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 	require.NoError(t, ev.Close())
 }
+
+// Allocations that lie at equal distances are no grid: the driver refuses a strided copy
+// over several.
+func TestStridedOverAllocations(t *testing.T) {
+	d := open(t, Options{Tuning: &Tuning{Gather: Direction{8, never, 1}, Scatter: Direction{8, never, 1}}})
+	const parts, page = 24, 64 << 10
+	var regions []gpu.Region
+	for range parts {
+		r, err := d.Alloc(t.Context(), 2<<20)
+		require.NoError(t, err)
+		regions = append(regions, r)
+	}
+	j, err := gpu.Join(regions...)
+	require.NoError(t, err)
+	for _, at := range []int64{0, 1 << 20, 2<<20 - page} {
+		var frags []gpu.Fragment
+		for i := range parts {
+			frags = append(frags, gpu.Fragment{Offset: j.Start(i) + at, Length: page})
+		}
+		_, abs, seams, err := absolute(j, []*region{regions[0].(*region), regions[1].(*region)}, frags[:2])
+		require.NoError(t, err)
+		t.Logf("distance %d, seams %d", abs[1].Offset-abs[0].Offset, len(seams))
+		src, dst := noise(uint64(at), parts*page), make([]byte, parts*page)
+		require.NoError(t, d.Scatter(t.Context(), j, frags, src))
+		require.NoError(t, d.Gather(t.Context(), dst, j, frags))
+		require.True(t, bytes.Equal(src, dst))
+		for i, r := range regions {
+			got := make([]byte, page)
+			require.NoError(t, d.Gather(t.Context(), got, r, []gpu.Fragment{{Offset: at, Length: page}}))
+			require.True(t, bytes.Equal(src[i*page:(i+1)*page], got), "part %d", i)
+		}
+	}
+}

@@ -1,11 +1,13 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -59,7 +61,8 @@ type Options struct {
 	// two processes at the same time but in turns, which costs the engine a tenth of its
 	// speed while kernels of ours are about (BENCHMARKS.md), however small they are. A
 	// measured tuning then prefers DMAs without a kernel as long as they have half the
-	// speed, instead of nine tenths of it or more.
+	// speed, instead of nine tenths of it or more. It is not the default, because an
+	// engine in this process pays for no turns.
 	Separate bool
 	// Tuning is used as it is when it is set. Otherwise the device is measured at Open,
 	// which takes about half a second of it.
@@ -98,6 +101,7 @@ type Device struct {
 	lanes       [2]*lane // gather, scatter
 	tuning      Tuning
 	lost        atomic.Pointer[LostError]
+	serials     atomic.Uint64 // regions so far
 
 	life    sync.RWMutex // held for reading by every call, for writing by Close
 	closed  bool
@@ -351,25 +355,101 @@ func (d *Device) Scatter(ctx context.Context, dst gpu.Region, frags []gpu.Fragme
 }
 
 func (d *Device) move(ctx context.Context, what string, l *lane, reg gpu.Region, frags []gpu.Fragment, host []byte) error {
-	r, ok := reg.(*region)
-	if !ok || r.dev != d {
-		return fmt.Errorf("%s: %w", what, gpu.ErrForeign)
-	}
 	done, err := d.use(ctx)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer done()
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.base == 0 {
-		return fmt.Errorf("%s: %w", what, gpu.ErrClosed)
-	}
-	if err := gpu.CheckFragments(r.size, frags, len(host), l.scatter); err != nil {
+	parts, release, err := d.hold(reg)
+	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	if err := l.move(ctx, d.tuning, r.base, frags, host); err != nil {
+	defer release()
+	if err := gpu.CheckFragments(reg.Size(), frags, len(host), l.scatter); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
+	}
+	base, seams := parts[0].base, []int64(nil)
+	if len(parts) > 1 {
+		if base, frags, seams, err = absolute(reg, parts, frags); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	if err := l.move(ctx, d.tuning, base, frags, seams, host); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// hold keeps the parts of a region open until release is called.
+func (d *Device) hold(reg gpu.Region) (parts []*region, release func(), err error) {
+	for _, p := range gpu.Parts(reg) {
+		r, ok := p.(*region)
+		if !ok || r.dev != d {
+			return nil, nil, gpu.ErrForeign
+		}
+		parts = append(parts, r)
+	}
+	// All calls take locks in one order: two that wait for each other's behind a Close
+	// would never end.
+	order := parts
+	if len(parts) > 1 {
+		order = slices.SortedFunc(slices.Values(parts), func(a, b *region) int { return cmp.Compare(a.serial, b.serial) })
+	}
+	release = func() {
+		for _, r := range order {
+			r.mu.RUnlock()
+		}
+	}
+	closed := len(parts) == 0
+	for _, r := range order {
+		r.mu.RLock()
+		closed = closed || r.base == 0
+	}
+	if closed {
+		release()
+		return nil, nil, gpu.ErrClosed
+	}
+	return parts, release, nil
+}
+
+// absolute gives the fragments of a joined region their places in the address space of the
+// GPU, in front of which lie 0 bytes. seams are where parts begin, in rising order: the
+// driver refuses a copy that goes from one allocation into another.
+func absolute(reg gpu.Region, parts []*region, frags []gpu.Fragment) (base uint64, out []gpu.Fragment, seams []int64, err error) {
+	places, err := gpu.Places(reg, frags)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	for _, p := range parts {
+		seams = append(seams, int64(p.base))
+	}
+	slices.Sort(seams)
+	out = make([]gpu.Fragment, len(places))
+	for i, p := range places {
+		out[i] = gpu.Fragment{Offset: int64(parts[p.Part].base) + p.Offset, Length: p.Length}
+	}
+	return 0, out, seams, nil
+}
+
+// giveBack closes something of this device's: forget takes it off the books, and free gives
+// it back to the driver, with the context current while there is one.
+func (d *Device) giveBack(what string, forget func(), free func() error) error {
+	d.life.RLock()
+	defer d.life.RUnlock()
+	if d.closed {
+		return nil // Close of the device took it along
+	}
+	d.mu.Lock()
+	forget()
+	d.mu.Unlock()
+	if d.Lost() != nil {
+		return free()
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := firstError(func() error { return d.drv.call(cuCtxSetCurrent, d.ctx) }, free)
+	if err != nil && d.Lost() == nil {
+		return fmt.Errorf("%s: close %s: %w", d.Name(), what, d.check(err))
 	}
 	return nil
 }

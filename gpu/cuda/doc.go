@@ -14,8 +14,9 @@
 // that the kernel of one buffer runs beside the DMA of another. A call is cut into
 // batches, one a buffer; calls share the buffers in turns, so that a long call does not
 // starve a short one. Two kinds of fragments go without staging and without a kernel: long
-// ones, each by its own DMA, and those of one length at equal distances (a block of an
-// engine that keeps each layer apart), by one strided DMA for all. At Open the device is
+// ones, many to a command where the driver can (CUDA 12.8) and else each by its own DMA, and
+// those of one length at equal distances in one allocation (a block of an engine that keeps
+// each layer apart), by one strided DMA for all. At Open the device is
 // measured: how many blocks of threads the kernels need to keep the link full, and from
 // which lengths on fragments go without. Tuning holds the result, and Options.TuningFile
 // keeps it from one start to the next. An engine in another process pays for every kernel

@@ -61,6 +61,7 @@ const (
 	cuMemcpyDtoHAsync
 	cuMemcpyHtoDAsync
 	cuMemcpy2DAsync
+	cuMemcpyBatchAsync
 	cuStreamCreateWithPriority
 	cuStreamDestroy
 	cuStreamSynchronize
@@ -111,6 +112,7 @@ var symbolNames = [symbols]string{
 	cuMemcpyDtoHAsync:           "cuMemcpyDtoHAsync_v2",
 	cuMemcpyHtoDAsync:           "cuMemcpyHtoDAsync_v2",
 	cuMemcpy2DAsync:             "cuMemcpy2DAsync_v2",
+	cuMemcpyBatchAsync:          "cuMemcpyBatchAsync",
 	cuStreamCreateWithPriority:  "cuStreamCreateWithPriority",
 	cuStreamDestroy:             "cuStreamDestroy_v2",
 	cuStreamSynchronize:         "cuStreamSynchronize",
@@ -124,6 +126,13 @@ var symbolNames = [symbols]string{
 	cuIpcGetEventHandle:         "cuIpcGetEventHandle",
 	cuIpcOpenEventHandle:        "cuIpcOpenEventHandle",
 }
+
+// optional are functions that a driver may lack: what they do is done without, slower.
+// cuMemcpyBatchAsync came with CUDA 12.8.
+var optional = map[symbol]bool{cuMemcpyBatchAsync: true}
+
+// has says whether the driver has an optional function.
+func (d *driver) has(s symbol) bool { return d.fn[s] != 0 }
 
 // Constants of the driver's header.
 const (
@@ -139,6 +148,8 @@ const (
 	ipcLazyPeerAccess    = 1 // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 	memoryHost           = 1 // CU_MEMORYTYPE_HOST
 	memoryDevice         = 2 // CU_MEMORYTYPE_DEVICE
+	orderStream          = 1 // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+	preferOverlap        = 1 // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 	attrComputeMajor     = 75
 	ipcHandleBytes       = 64
 	computeMajorMin      = 7 // the kernels are written for sm_70
@@ -173,6 +184,8 @@ type driver struct {
 	// pins are the ranges of host memory that Pin was given, of all devices: pinned
 	// memory is portable between contexts.
 	pins atomic.Pointer[[]*Pinned]
+	// hosts are the ranges that AllocHost made, by their first byte.
+	hosts sync.Map
 }
 
 // load opens the library once in a process; what it found is not going to change.
@@ -210,7 +223,7 @@ func resolve(lib string, lookup func(name string) uintptr) (*driver, error) {
 	d := &driver{}
 	var missing []string
 	for s, name := range symbolNames {
-		if d.fn[s] = lookup(name); d.fn[s] == 0 {
+		if d.fn[s] = lookup(name); d.fn[s] == 0 && !optional[symbol(s)] {
 			missing = append(missing, name)
 		}
 	}

@@ -200,25 +200,7 @@ func (e *Event) Export() (h gpu.Handle, err error) {
 
 // Close implements gpu.Event.
 func (e *Event) Close() error {
-	d := e.dev
-	d.life.RLock()
-	defer d.life.RUnlock()
-	if d.closed {
-		return nil // Close of the device took it along
-	}
-	d.mu.Lock()
-	delete(d.events, e)
-	d.mu.Unlock()
-	if d.Lost() != nil {
-		return e.free()
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	err := firstError(func() error { return d.drv.call(cuCtxSetCurrent, d.ctx) }, e.free)
-	if err != nil && d.lost.Load() == nil {
-		return fmt.Errorf("%s: close event: %w", d.Name(), err)
-	}
-	return nil
+	return e.dev.giveBack("event", func() { delete(e.dev.events, e) }, e.free)
 }
 
 // free needs a current context.

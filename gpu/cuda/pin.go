@@ -207,6 +207,22 @@ func (d *driver) unbroken(host []byte) int {
 	return int(n)
 }
 
+// isPinned says whether a DMA reaches all of host.
+func (d *driver) isPinned(host []byte) bool {
+	at, n := address(host), uintptr(len(host))
+	for _, p := range d.pinned() {
+		if from := address(p.mem); at >= from && at+n <= from+uintptr(p.bytes.Load()) {
+			return true
+		}
+	}
+	found := false
+	d.hosts.Range(func(from, size any) bool {
+		found = at >= from.(uintptr) && at+n <= from.(uintptr)+size.(uintptr)
+		return !found
+	})
+	return found
+}
+
 // Host is pinned memory that the driver allocated.
 type Host struct {
 	dev *Device
@@ -237,6 +253,7 @@ func (d *Device) AllocHost(size int64) (*Host, error) {
 	}
 	h := &Host{dev: d, mem: unsafe.Slice((*byte)(p), size)}
 	clear(h.mem) // the driver promises nothing about it
+	d.drv.hosts.Store(uintptr(p), uintptr(size))
 	return h, nil
 }
 
@@ -265,6 +282,7 @@ func (h *Host) Close() error {
 	defer runtime.UnlockOSThread()
 	p := address(h.mem)
 	h.mem = nil
+	h.dev.drv.hosts.Delete(p)
 	err = firstError(
 		func() error { return h.dev.drv.call(cuCtxSetCurrent, h.dev.ctx) },
 		func() error { return h.dev.drv.call(cuMemFreeHost, p) },

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"math"
+	"slices"
 
 	"github.com/tierd/tierd/gpu"
 )
@@ -19,6 +20,9 @@ const (
 	directBytesMax = 32 << 20
 	// directRunsMax bounds its number of DMAs for the same reason; one costs 1 us.
 	directRunsMax = 64
+	// batchedRunsMax bounds it where the driver takes them all as one command: 32 MiB in
+	// fragments of 16 KiB.
+	batchedRunsMax = 2048
 	// stridedRowsMin tells a grid from a list in which a few fragments happen to lie at
 	// equal distances, and stridedBytesMin is the least that a strided DMA is worth its
 	// command: 2.3 us lie between two DMAs, a fifth of 512 KiB on PCIe 5.
@@ -66,9 +70,12 @@ type batch struct {
 type planner struct {
 	base  uint64 // address of the region
 	frags []gpu.Fragment
+	seams []int64
 	dir   Direction
 	limit int // bytes of a staged batch
-	host  int // bytes planned so far
+	// runsMax of a batch without staging.
+	runsMax int
+	host    int // bytes planned so far
 
 	used int64 // bytes of frags[0] that are planned
 	// rows is how many fragments from frags[0] on are one strided run; 1 for a long
@@ -78,9 +85,10 @@ type planner struct {
 	known int
 }
 
-// newPlanner plans a move through staging buffers with limit bytes in each batch.
-func newPlanner(base uint64, frags []gpu.Fragment, dir Direction, limit int) *planner {
-	p := &planner{base: base, frags: merge(frags), dir: dir, limit: limit}
+// newPlanner plans a move through staging buffers with limit bytes in each batch. No piece
+// or run crosses a seam.
+func newPlanner(base uint64, frags []gpu.Fragment, seams []int64, dir Direction, limit int) *planner {
+	p := &planner{base: base, frags: merge(frags, seams), seams: seams, dir: dir, limit: limit, runsMax: directRunsMax}
 	p.classify()
 	return p
 }
@@ -93,16 +101,24 @@ func batchBytes(total, stagingBytes int) int {
 }
 
 // merge leaves out empty fragments and makes one of neighbours in the list that are
-// neighbours in the region too. It copies only when there is something to do.
-func merge(frags []gpu.Fragment) []gpu.Fragment {
+// neighbours in the region too, with no seam between them. It copies only when there is
+// something to do.
+func merge(frags []gpu.Fragment, seams []int64) []gpu.Fragment {
+	joins := func(a, b gpu.Fragment) bool {
+		if b.Offset != a.Offset+a.Length {
+			return false
+		}
+		_, seam := slices.BinarySearch(seams, b.Offset)
+		return !seam
+	}
 	for i, f := range frags {
-		if f.Length == 0 || i > 0 && f.Offset == frags[i-1].Offset+frags[i-1].Length {
+		if f.Length == 0 || i > 0 && joins(frags[i-1], f) {
 			out := append(make([]gpu.Fragment, 0, len(frags)), frags[:i]...)
 			for _, f := range frags[i:] {
 				last := len(out) - 1
 				switch {
 				case f.Length == 0:
-				case last >= 0 && f.Offset == out[last].Offset+out[last].Length:
+				case last >= 0 && joins(out[last], f):
 					out[last].Length += f.Length
 				default:
 					out = append(out, f)
@@ -142,8 +158,12 @@ func (p *planner) strided() int {
 	if pitch < first.Length || pitch > pitchBytesMax {
 		return 0
 	}
+	end := int64(never)
+	if i, _ := slices.BinarySearch(p.seams, first.Offset+1); i < len(p.seams) {
+		end = p.seams[i]
+	}
 	n := 1
-	for n < len(p.frags) && p.frags[n].Length == first.Length && p.frags[n].Offset-p.frags[n-1].Offset == pitch {
+	for n < len(p.frags) && p.frags[n].Length == first.Length && p.frags[n].Offset-p.frags[n-1].Offset == pitch && p.frags[n].Offset < end {
 		n++
 	}
 	if n >= stridedRowsMin && int64(n) >= (stridedBytesMin+first.Length-1)/first.Length {
@@ -174,7 +194,7 @@ func (p *planner) next(b *batch) bool {
 		return false
 	}
 	if p.rows > 0 {
-		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < directRunsMax {
+		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < p.runsMax {
 			b.runs = append(b.runs, p.run(directBytesMax-(p.host-b.host)))
 		}
 	} else {

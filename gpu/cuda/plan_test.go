@@ -39,7 +39,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 		strided := rapid.SampledFrom([]int64{1, 4096, never}).Draw(t, "strided")
 		staging := rapid.SampledFrom([]int{64 << 10, 1 << 20, 8 << 20}).Draw(t, "staging")
 		base := uint64(1) << 41
-		p := newPlanner(base, frags, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, staging)
+		p := newPlanner(base, frags, nil, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, staging)
 		host := 0
 		left := append([]gpu.Fragment(nil), frags...)
 		expect := func(device uint64, bytes int) {
@@ -90,7 +90,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 func TestCrossover(t *testing.T) {
 	const k = 1 << 20
 	frags := []gpu.Fragment{{Offset: 0, Length: 4096}, {Offset: 8 * k, Length: k - 1}, {Offset: 20 * k, Length: k / 2}, {Offset: 20*k + k/2, Length: k / 2}, {Offset: 40 * k, Length: k}, {Offset: 60 * k, Length: 100}}
-	p := newPlanner(0, frags, Direction{DirectBytes: k, StridedBytes: never}, 8*k)
+	p := newPlanner(0, frags, nil, Direction{DirectBytes: k, StridedBytes: never}, 8*k)
 	var got [][2]int
 	var b batch
 	for p.next(&b) {
@@ -112,7 +112,7 @@ func TestStridedRuns(t *testing.T) {
 		}
 	}
 	plan := func(d Direction, frags []gpu.Fragment) (runs, pieces int) {
-		p := newPlanner(0, frags, d, 4<<20)
+		p := newPlanner(0, frags, nil, d, 4<<20)
 		var b batch
 		for p.next(&b) {
 			runs, pieces = runs+len(b.runs), pieces+len(b.pieces)
@@ -161,4 +161,77 @@ func TestEverySymbolHasAName(t *testing.T) {
 	for s, name := range symbolNames {
 		require.NotEmpty(t, name, "symbol %d", s)
 	}
+}
+
+// Neighbours in the address space that are two allocations stay two fragments.
+func TestNoPieceCrossesASeam(t *testing.T) {
+	frags := []gpu.Fragment{{Offset: 0, Length: 100}, {Offset: 100, Length: 50}, {Offset: 150, Length: 0}, {Offset: 150, Length: 50}, {Offset: 200, Length: 10}}
+	require.Equal(t, []gpu.Fragment{{Offset: 0, Length: 210}}, merge(frags, nil))
+	require.Equal(t, []gpu.Fragment{{Offset: 0, Length: 150}, {Offset: 150, Length: 60}}, merge(frags, []int64{0, 150}))
+	require.Len(t, frags, 5, "the caller's list is left alone")
+
+	var grid []gpu.Fragment
+	for i := range int64(40) {
+		grid = append(grid, gpu.Fragment{Offset: i << 20, Length: 1 << 18})
+	}
+	var rows []int
+	for p, b := newPlanner(0, grid, []int64{0, 10 << 20, 12 << 20, 30<<20 + 1}, Direction{DirectBytes: never, StridedBytes: 1}, 4<<20), (&batch{}); p.next(b); {
+		for _, r := range b.runs {
+			rows = append(rows, r.rows)
+		}
+		rows = append(rows, -len(b.pieces))
+	}
+	require.Equal(t, []int{10, 0, -2 * 64, 19, 9, 0}, rows, "runs end at seams, and the two fragments between two of them are staged")
+}
+
+// What goes by one command of the driver is pinned as a whole, by Pin as far as it has got or
+// by AllocHost.
+func TestIsPinned(t *testing.T) {
+	d := &driver{}
+	mem := make([]byte, 3000)
+	require.False(t, d.isPinned(mem[:1]))
+	p := &Pinned{mem: mem[:1000]}
+	require.NoError(t, d.add(p))
+	require.False(t, d.isPinned(mem[:1]), "nothing is registered yet")
+	p.bytes.Store(600)
+	require.True(t, d.isPinned(mem[:600]))
+	require.False(t, d.isPinned(mem[100:601]))
+	d.hosts.Store(address(mem[2000:]), uintptr(500))
+	d.hosts.Store(address(mem[2500:]), uintptr(100))
+	require.True(t, d.isPinned(mem[2000:2500]))
+	require.True(t, d.isPinned(mem[2550:2600]))
+	require.False(t, d.isPinned(mem[2000:2501]), "two allocations")
+	require.False(t, d.isPinned(mem[1999:2001]))
+}
+
+// A batch without staging has as many fragments as one command takes.
+func TestRunsOfABatch(t *testing.T) {
+	var frags []gpu.Fragment
+	for i := range int64(5000) {
+		frags = append(frags, gpu.Fragment{Offset: i * 300, Length: 200})
+	}
+	for _, most := range []int{directRunsMax, batchedRunsMax} {
+		p := newPlanner(0, frags, nil, Direction{DirectBytes: 1, StridedBytes: never}, 4<<20)
+		p.runsMax = most
+		total := 0
+		for b := (&batch{}); p.next(b); {
+			require.LessOrEqual(t, len(b.runs), most)
+			require.Empty(t, b.pieces)
+			total += len(b.runs)
+		}
+		require.Equal(t, 5000, total)
+	}
+}
+
+// A driver that lacks an optional function is none too old.
+func TestOptionalFunctions(t *testing.T) {
+	d, err := resolve("libcuda.so.1", func(name string) uintptr {
+		if name == "cuMemcpyBatchAsync" {
+			return 0
+		}
+		return 1
+	})
+	require.NoError(t, err)
+	require.False(t, d.has(cuMemcpyBatchAsync))
+	require.True(t, d.has(cuMemcpy2DAsync))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"unsafe"
 
@@ -13,8 +12,9 @@ import (
 
 // region is device memory with a lock that keeps Close away from running copies.
 type region struct {
-	dev  *Device
-	size int64
+	dev    *Device
+	size   int64
+	serial uint64 // in the order in which they were made: that of locks
 
 	mu   sync.RWMutex // held for reading by copies, for writing by Close
 	base uint64       // address of its first byte; 0 after Close
@@ -36,7 +36,7 @@ func (d *Device) Alloc(ctx context.Context, size int64) (gpu.Region, error) {
 	if size <= 0 || size > 1<<62 {
 		return nil, fmt.Errorf("%s: alloc: size is %d bytes; it must be positive and fit an address space", d.Name(), size)
 	}
-	r := &region{dev: d, size: size}
+	r := &region{dev: d, size: size, serial: d.serials.Add(1)}
 	if err := d.alloc(r); err != nil {
 		return nil, fmt.Errorf("%s: alloc: %w", d.Name(), err)
 	}
@@ -93,7 +93,7 @@ func (d *Device) Import(ctx context.Context, h gpu.Handle) (gpu.Region, error) {
 	if h.Offset < 0 || h.Length <= 0 {
 		return nil, fmt.Errorf("%s: import: %d bytes at offset %d; both must be positive", d.Name(), h.Length, h.Offset)
 	}
-	r := &region{dev: d, size: h.Length, handle: h}
+	r := &region{dev: d, size: h.Length, serial: d.serials.Add(1), handle: h}
 	if err := d.open(r, raw); err != nil {
 		return nil, fmt.Errorf("%s: import: %w", d.Name(), err)
 	}
@@ -180,25 +180,7 @@ func (r *region) Export() (gpu.Handle, error) {
 
 // Close implements gpu.Region.
 func (r *region) Close() error {
-	d := r.dev
-	d.life.RLock()
-	defer d.life.RUnlock()
-	if d.closed {
-		return nil // Close of the device took it along
-	}
-	d.mu.Lock()
-	delete(d.regions, r)
-	d.mu.Unlock()
-	if d.Lost() != nil {
-		return r.free()
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	err := firstError(func() error { return d.drv.call(cuCtxSetCurrent, d.ctx) }, r.free)
-	if err != nil && d.lost.Load() == nil {
-		return fmt.Errorf("%s: close region: %w", d.Name(), d.check(err))
-	}
-	return nil
+	return r.dev.giveBack("region", func() { delete(r.dev.regions, r) }, r.free)
 }
 
 // free needs a current context. It waits for the copies that use the region.

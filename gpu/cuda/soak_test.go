@@ -47,7 +47,7 @@ func soak(t *testing.T, length time.Duration, seed uint64) {
 	for _, o := range []Options{
 		{Tuning: &Tuning{Gather: Direction{16, 2 << 20, 1024}, Scatter: Direction{24, 2 << 20, 1024}}},
 		{StagingBytes: 1 << 20, Buffers: 3, Tuning: &Tuning{Gather: Direction{4, never, never}, Scatter: Direction{132, never, never}}},
-		{Tuning: &Tuning{Gather: Direction{8, 128 << 10, 1024}, Scatter: Direction{8, 128 << 10, 1024}}},
+		{Tuning: &Tuning{Gather: Direction{8, 4 << 10, 1024}, Scatter: Direction{8, 4 << 10, 1024}}},
 	} {
 		d, err := Open(t.Context(), 0, o)
 		require.NoError(t, err)

@@ -68,7 +68,7 @@ const (
 // candidates of the measurement.
 var (
 	blockCandidates   = []int{4, 8, 12, 16, 24, 32, 48, 64}
-	directCandidates  = []int64{64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20}
+	directCandidates  = []int64{16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20}
 	stridedCandidates = []int64{1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10}
 )
 
@@ -108,7 +108,7 @@ func (d *Device) tune(ctx context.Context) (Tuning, error) {
 // tuningKey names all that a measurement depends on.
 func (d *Device) tuningKey() string {
 	sum := sha256.Sum256([]byte(copyPTX))
-	return fmt.Sprintf("%s cuda-%d kernel-%s staging-%dx%d separate-%t", d.info.UUID, d.info.DriverVersion, hex.EncodeToString(sum[:6]), d.opts.Buffers, d.opts.StagingBytes, d.opts.Separate)
+	return fmt.Sprintf("%s cuda-%d kernel-%s staging-%dx%d separate-%t batched-%t", d.info.UUID, d.info.DriverVersion, hex.EncodeToString(sum[:6]), d.opts.Buffers, d.opts.StagingBytes, d.opts.Separate, d.drv.has(cuMemcpyBatchAsync))
 }
 
 // readTunings returns what the file holds; nothing when it is not there, or is damaged:
@@ -262,7 +262,7 @@ func (m *bench) seconds(l *lane, d Direction, fragment int64, grid bool) (float6
 	best := 0.0
 	for range tuneRepeats {
 		start := time.Now()
-		if err := l.move(m.ctx, Tuning{Gather: d, Scatter: d}, m.base, frags, m.host); err != nil {
+		if err := l.move(m.ctx, Tuning{Gather: d, Scatter: d}, m.base, frags, nil, m.host); err != nil {
 			return 0, err
 		}
 		if s := time.Since(start).Seconds(); best == 0 || s < best {

@@ -28,6 +28,8 @@ func Run(t *testing.T, open func(t *testing.T) gpu.Device) {
 		{"UseAfterClose", useAfterClose},
 		{"Cancelled", cancelled},
 		{"Import", imported},
+		{"Joined", joined},
+		{"JoinedDrawn", joinedDrawn},
 		{"Drawn", drawn},
 		{"Overlaps", overlaps},
 		{"Alignment", alignment},

@@ -4,12 +4,15 @@
 package mem
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
 	"sync"
 
 	"github.com/tierd/tierd/gpu"
@@ -27,6 +30,7 @@ type Device struct {
 	mu      sync.Mutex
 	closed  bool
 	regions map[*region]struct{}
+	made    uint64 // regions so far
 }
 
 var _ gpu.Device = (*Device)(nil)
@@ -51,6 +55,7 @@ func (d *Device) Name() string { return "mem" }
 type region struct {
 	dev    *Device
 	handle gpu.Handle
+	serial uint64 // in the order in which they were made: that of locks
 
 	mu    sync.RWMutex // held for reading by copies, for writing by Close
 	mem   []byte       // nil after Close
@@ -97,7 +102,8 @@ func (d *Device) add(r *region) (gpu.Region, error) {
 		r.close()
 		return nil, fmt.Errorf("host-memory device: %w", gpu.ErrClosed)
 	}
-	r.dev = d
+	d.made++
+	r.dev, r.serial = d, d.made
 	d.regions[r] = struct{}{}
 	return r, nil
 }
@@ -158,25 +164,37 @@ func (d *Device) Scatter(ctx context.Context, dst gpu.Region, frags []gpu.Fragme
 	return d.move(ctx, "scatter", dst, frags, src, true)
 }
 
-func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []gpu.Fragment, host []byte, scatter bool) error {
-	r, ok := reg.(*region)
-	if !ok || r.dev != d {
-		return fmt.Errorf("%s: %w", what, gpu.ErrForeign)
-	}
+func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []gpu.Fragment, host []byte, scatter bool) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.mem == nil {
-		return fmt.Errorf("%s: %w", what, gpu.ErrClosed)
-	}
-	if err := gpu.CheckFragments(r.Size(), frags, len(host), scatter); err != nil {
+	parts, release, err := d.hold(reg)
+	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	defer release()
+	if err := gpu.CheckFragments(reg.Size(), frags, len(host), scatter); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	places, err := gpu.Places(reg, frags)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	// The owner of a file may make it shorter while it is mapped here. A fault is an error
+	// of this call then, and not the end of the process.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			err = fmt.Errorf("%s: memory at %#x is gone: its owner has made the file shorter", what, p.Addr())
+		default:
+			panic(p)
+		}
+	}()
 	budget := pieceBytes
-	for _, f := range frags {
-		part := r.mem[f.Offset : f.Offset+f.Length]
+	for _, p := range places {
+		part := parts[p.Part].mem[p.Offset : p.Offset+p.Length]
 		for len(part) > 0 {
 			n := min(len(part), budget)
 			if scatter {
@@ -194,4 +212,36 @@ func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []
 		}
 	}
 	return nil
+}
+
+// hold keeps the parts of a region open until release is called.
+func (d *Device) hold(reg gpu.Region) (parts []*region, release func(), err error) {
+	for _, p := range gpu.Parts(reg) {
+		r, ok := p.(*region)
+		if !ok || r.dev != d {
+			return nil, nil, gpu.ErrForeign
+		}
+		parts = append(parts, r)
+	}
+	// All calls take locks in one order: two that wait for each other's behind a Close
+	// would never end.
+	order := parts
+	if len(parts) > 1 {
+		order = slices.SortedFunc(slices.Values(parts), func(a, b *region) int { return cmp.Compare(a.serial, b.serial) })
+	}
+	release = func() {
+		for _, r := range order {
+			r.mu.RUnlock()
+		}
+	}
+	closed := false
+	for _, r := range order {
+		r.mu.RLock()
+		closed = closed || r.mem == nil
+	}
+	if closed {
+		release()
+		return nil, nil, gpu.ErrClosed
+	}
+	return parts, release, nil
 }

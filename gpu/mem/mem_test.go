@@ -95,3 +95,20 @@ func TestAnotherProcess(t *testing.T) {
 	require.NoError(t, d.Gather(context.Background(), got, r, []gpu.Fragment{{Length: 19}}))
 	require.Equal(t, "from the other side", string(got))
 }
+
+// A file that its owner makes shorter costs the calls that use it, and not the process.
+func TestShortenedFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "engine")
+	require.NoError(t, os.WriteFile(path, make([]byte, 64<<10), 0o600))
+	d := open(t)
+	r, err := d.Import(t.Context(), gpu.Handle{Kind: gpu.HandleFile, Path: path, Length: 64 << 10})
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(path, 4096))
+	buf := make([]byte, 64<<10)
+	for range 3 {
+		require.ErrorContains(t, d.Gather(t.Context(), buf, r, []gpu.Fragment{{Length: 64 << 10}}), "is gone: its owner has made the file shorter")
+		require.ErrorContains(t, d.Scatter(t.Context(), r, []gpu.Fragment{{Length: 64 << 10}}, buf), "memory at 0x")
+	}
+	require.NoError(t, d.Gather(t.Context(), buf[:4096], r, []gpu.Fragment{{Length: 4096}}))
+	require.NoError(t, r.Close())
+}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/bits"
 	"sync"
+	"time"
 
 	api "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -19,9 +20,9 @@ const (
 	// affinityWordsMax is the size of the set of NUMA nodes that is asked for: 1024
 	// nodes, which is what Linux knows.
 	affinityWordsMax = 16
-	// watchWaitMillis is how long Watch waits in the library before it looks at its
-	// context.
-	watchWaitMillis = 200
+	// watchPause is between two looks of Watch. It does not wait in the library, which
+	// takes half a core for that.
+	watchPause = 250 * time.Millisecond
 )
 
 // A Library is the management library, started.
@@ -188,9 +189,13 @@ func (l *Library) Watch(ctx context.Context, f func(Event)) error {
 		return err
 	}
 	for ctx.Err() == nil {
-		e, ret := set.Wait(watchWaitMillis)
+		e, ret := set.Wait(0)
 		switch ret {
 		case api.ERROR_TIMEOUT:
+			select {
+			case <-ctx.Done():
+			case <-time.After(watchPause):
+			}
 		case api.SUCCESS:
 			out := Event{DoubleBit: e.EventType == api.EventTypeDoubleBitEccError}
 			if e.EventType == api.EventTypeXidCriticalError {

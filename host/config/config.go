@@ -51,6 +51,9 @@ type Config struct {
 	// SlabDir holds the slab and the engines' regions. It must exist, and be in memory
 	// (tmpfs) for anything but tests. Default /dev/shm.
 	SlabDir string `yaml:"slab_dir"`
+	// Device holds the regions of engines: "mem" is host memory, "cuda:N" or "cuda:UUID" a
+	// GPU, and "auto" the first GPU where there is one. Default auto.
+	Device string `yaml:"device"`
 	// Deployment is the path of the deployment file.
 	Deployment string `yaml:"deployment"`
 	// Certificate is the path of a certificate of the deployment, which is accepted instead
@@ -186,6 +189,7 @@ func Defaults() Config {
 	return Config{
 		HTTPListen: "127.0.0.1:9470",
 		SlabDir:    "/dev/shm",
+		Device:     "auto",
 		LogLevel:   "info",
 		PeerCIDRs:  []string{"127.0.0.0/8", "::1/128"},
 		Deadlines: Deadlines{
@@ -277,7 +281,7 @@ func (c *Config) fillZeros() {
 		c.Bounds.ParkedBytes = c.SlabBytes / 2
 	}
 	for _, s := range []struct{ at, or *string }{
-		{&c.HTTPListen, &d.HTTPListen}, {&c.SlabDir, &d.SlabDir}, {&c.LogLevel, &d.LogLevel},
+		{&c.HTTPListen, &d.HTTPListen}, {&c.SlabDir, &d.SlabDir}, {&c.Device, &d.Device}, {&c.LogLevel, &d.LogLevel},
 	} {
 		if *s.at == "" {
 			*s.at = *s.or
@@ -342,6 +346,9 @@ func (c *Config) Level() (slog.Level, error) {
 	return 0, fmt.Errorf("log_level is %q; it must be debug, info, warn or error", c.LogLevel)
 }
 
+// device has the choices of package devices.
+var device = regexp.MustCompile(`^(auto|mem|cuda:[0-9]{1,4}|cuda:(GPU-)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})$`)
+
 var nodeID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
 // Validate reports the first value that a node cannot start with.
@@ -369,6 +376,9 @@ func (c *Config) Validate() error {
 	}
 	if c.SlabBytes < 0 {
 		return fmt.Errorf("slab_bytes is %d; set it to the bytes of host memory that the tier may use, such as 1073741824 for 1 GiB", c.SlabBytes)
+	}
+	if !device.MatchString(c.Device) {
+		return fmt.Errorf("device is %q; it must be auto, mem, cuda:N with a number such as cuda:0, or cuda:UUID with the UUID that nvidia-smi -L prints", c.Device)
 	}
 	if _, err := c.Level(); err != nil {
 		return err

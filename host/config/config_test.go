@@ -101,6 +101,8 @@ func TestRefusals(t *testing.T) {
 		{"slab of nothing", set("slab_bytes", "0")},
 		{"negative slab", set("slab_bytes", "-1")},
 		{"log level", set("log_level", "loud")},
+		{"device without a number", set("device", "'cuda:'")},
+		{"device that is no UUID", set("device", "cuda:GPU-12")},
 		{"listen without port", set("peer_listen", "127.0.0.1")},
 		{"control and bytes on one port", set("data_listen", "127.0.0.1:7000")},
 		{"bytes and metrics on one port", set("data_listen", "127.0.0.1:9470")},
@@ -189,7 +191,7 @@ func TestIgnored(t *testing.T) {
 			f.SetString("changed")
 		}
 	}
-	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "deployment", "certificate", "peer_rules"}, a.Ignored(b))
+	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "device", "deployment", "certificate", "peer_rules"}, a.Ignored(b))
 }
 
 // Only loopback needs neither tls nor insecure, whichever of the two ports it is, and

@@ -25,6 +25,7 @@ type attached struct {
 	mu         sync.Mutex
 	attachment Attachment // nil while attaching
 	blocks     map[string]uint32
+	marks      int // events that it gave at Attach
 	streaming  bool
 	leaving    bool
 	watchdog   *time.Timer
@@ -43,10 +44,10 @@ func newAttached(s *Server, id, name string) *attached {
 }
 
 // open makes the engine findable, and takes it for gone when it opens no stream.
-func (e *attached) open(a Attachment, reply *enginepb.AttachReply, within time.Duration) {
+func (e *attached) open(a Attachment, reply *enginepb.AttachReply, marks int, within time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.attachment, e.blocks = a, map[string]uint32{}
+	e.attachment, e.blocks, e.marks = a, map[string]uint32{}, marks
 	for _, r := range reply.Regions {
 		e.blocks[r.Group] = r.Blocks
 	}
@@ -308,7 +309,7 @@ func (r *request) store(m *enginepb.StoreRequest) (*enginepb.JobReply, error) {
 	}
 	job, err := r.backend.Store(Step{
 		Computed: m.ComputedTokens, Native: m.NativeTokens, First: !r.stored,
-		Blocks: m.Blocks, MoreHashes: m.MoreHashes,
+		Blocks: m.Blocks, MoreHashes: m.MoreHashes, Event: m.Event,
 	})
 	if err != nil {
 		return r.refused(err)
@@ -327,7 +328,7 @@ func (r *request) load(m *enginepb.LoadRequest) (*enginepb.JobReply, error) {
 	if err := r.admit(); err != nil {
 		return nil, err
 	}
-	job, err := r.backend.Load(m.Blocks)
+	job, err := r.backend.Load(m.Blocks, m.Event)
 	if err != nil {
 		return r.refused(err)
 	}

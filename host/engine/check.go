@@ -22,6 +22,14 @@ const (
 	HashBytesMin, HashBytesMax = 16, 32
 	// DeadlineMSMax of one request: ten minutes, which is also what a peer believes.
 	DeadlineMSMax = 600_000
+	// StridesMax of one group: K and V of 512 layers. Each pair is compared at Attach.
+	StridesMax = 1024
+	// EventsMax of one engine: a step in work for each, and more than it has streams.
+	EventsMax = 256
+	// HandleBytes of a CUDA IPC handle, of memory or of an event.
+	HandleBytes = 64
+	// memoryBytesMax keeps sums of offsets far from overflow; no host has a petabyte.
+	memoryBytesMax = 1 << 50
 )
 
 // Limits are the facts of the node's deployment that messages are held against.
@@ -37,6 +45,8 @@ type Limits struct {
 type GroupLimits struct {
 	Name        string
 	BlockTokens uint64
+	// BlockBytes is the size of a block, ChunkBlocks how many make a chunk.
+	BlockBytes, ChunkBlocks uint64
 }
 
 func (l *Limits) group(name string) (*GroupLimits, error) {
@@ -71,7 +81,7 @@ func (l *Limits) checkAttach(r *enginepb.AttachRequest) error {
 			return invalid("region of group %q has 0 blocks; ask for at least 1 or leave the group out", reg.Group)
 		}
 	}
-	return nil
+	return l.checkMemory(r)
 }
 
 func (l *Limits) checkBegin(r *enginepb.BeginRequest) error {
@@ -189,6 +199,9 @@ func (r *request) checkStore(m *enginepb.StoreRequest) error {
 	if err := r.checkMoreHashes(m); err != nil {
 		return err
 	}
+	if err := r.checkEvent(m.Event); err != nil {
+		return err
+	}
 	return r.checkBlocks(m.Blocks)
 }
 
@@ -201,6 +214,14 @@ func (r *request) checkMoreHashes(m *enginepb.StoreRequest) error {
 	have, want := r.hashes+n/hb, max(r.begin.PromptTokens, m.ComputedTokens)/ht
 	if have != want {
 		return invalid("%d hashes are known with more_hashes, but %d computed tokens hold %d whole granules of %d tokens (hash_tokens); send one hash for each new one", have, m.ComputedTokens, want, ht)
+	}
+	return nil
+}
+
+// checkEvent refuses an event that the engine has not given.
+func (r *request) checkEvent(event uint32) error {
+	if n := r.engine.marks; uint64(event) > uint64(n) {
+		return invalid("event is %d, but the engine attached with %d events; count from 1, and 0 is none", event, n)
 	}
 	return nil
 }
@@ -236,6 +257,9 @@ func (r *request) checkLoad(m *enginepb.LoadRequest) error {
 		return status.Errorf(codes.FailedPrecondition, "request %q is a producer; only a consumer loads", r.id)
 	case r.loaded:
 		return status.Errorf(codes.FailedPrecondition, "request %q has been loaded; a request is loaded once", r.id)
+	}
+	if err := r.checkEvent(m.Event); err != nil {
+		return err
 	}
 	if err := r.checkBlocks(m.Blocks); err != nil {
 		return err

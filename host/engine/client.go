@@ -42,17 +42,32 @@ type Client struct {
 	attached bool
 }
 
-// A Region is the memory of one group, mapped into this process.
+// A Region is the memory of one group. What the daemon allocated as a file is mapped into
+// this process; memory on a GPU is the caller's to open, by Memory.
 type Region struct {
 	Group string
 	// StrideBytes is the size of one block, Blocks how many there are.
 	StrideBytes uint64
 	Blocks      uint32
+	// Layout says where the fragments of a block are. Memory is what the daemon has
+	// allocated; nil when the engine owns the memory.
+	Layout []*enginepb.Stride
+	Memory *enginepb.Memory
 
 	mapping *shm.Mapping
 }
 
-// Block returns the memory of block id. It must not be used after the client's Close.
+// Bytes is the whole memory of a region that is mapped here, or nil. It must not be used
+// after the client's Close.
+func (r *Region) Bytes() []byte {
+	if r.mapping == nil {
+		return nil
+	}
+	return r.mapping.Bytes()
+}
+
+// Block returns the memory of block id of a region that is mapped here and has the layout
+// of one fragment. It must not be used after the client's Close.
 func (r *Region) Block(id uint32) []byte {
 	off := uint64(id) * r.StrideBytes
 	return r.mapping.Bytes()[off : off+r.StrideBytes : off+r.StrideBytes]
@@ -76,6 +91,11 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 // Attach registers the engine, maps its regions and opens the stream of events. A
 // client attaches once. deployment is the deployment file; empty means the node's own.
 func (c *Client) Attach(ctx context.Context, name string, deployment []byte, regions []*enginepb.Region) (*enginepb.AttachReply, error) {
+	return c.AttachWith(ctx, &enginepb.AttachRequest{EngineName: name, Deployment: deployment, Regions: regions})
+}
+
+// AttachWith is Attach with all that an AttachRequest can say.
+func (c *Client) AttachWith(ctx context.Context, r *enginepb.AttachRequest) (*enginepb.AttachReply, error) {
 	c.mu.Lock()
 	again := c.attached
 	c.attached = true
@@ -83,7 +103,7 @@ func (c *Client) Attach(ctx context.Context, name string, deployment []byte, reg
 	if again {
 		return nil, errors.New("engine client: attached already; a client attaches once")
 	}
-	reply, err := c.rpc.Attach(ctx, &enginepb.AttachRequest{EngineName: name, Deployment: deployment, Regions: regions}, grpc.WaitForReady(false))
+	reply, err := c.rpc.Attach(ctx, r, grpc.WaitForReady(false))
 	if err != nil {
 		close(c.done)
 		return nil, err
@@ -115,11 +135,18 @@ func (c *Client) Attach(ctx context.Context, name string, deployment []byte, reg
 
 func (c *Client) mapRegions(reply *enginepb.AttachReply) error {
 	for _, r := range reply.Regions {
-		m, err := shm.Map(r.Path, int64(r.OffsetBytes), int64(r.StrideBytes)*int64(r.Blocks))
-		if err != nil {
-			return fmt.Errorf("region of group %s: %w", r.Group, err)
+		region := &Region{Group: r.Group, StrideBytes: r.StrideBytes, Blocks: r.Blocks, Layout: r.Layout, Memory: r.Memory}
+		m := r.Memory
+		if m == nil && r.Path != "" { // a daemon that knows files alone
+			m = &enginepb.Memory{Kind: enginepb.MemoryKind_MEMORY_FILE, Path: r.Path, OffsetBytes: r.OffsetBytes, LengthBytes: r.StrideBytes * uint64(r.Blocks)}
 		}
-		c.regions = append(c.regions, &Region{Group: r.Group, StrideBytes: r.StrideBytes, Blocks: r.Blocks, mapping: m})
+		if m.GetKind() == enginepb.MemoryKind_MEMORY_FILE {
+			var err error
+			if region.mapping, err = shm.Map(m.Path, int64(m.OffsetBytes), int64(m.LengthBytes)); err != nil {
+				return fmt.Errorf("region of group %s: %w", r.Group, err)
+			}
+		}
+		c.regions = append(c.regions, region)
 	}
 	return nil
 }
@@ -251,7 +278,9 @@ func (c *Client) Close() error {
 		<-c.done
 	}
 	for _, r := range c.regions {
-		err = errors.Join(err, r.mapping.Close())
+		if r.mapping != nil {
+			err = errors.Join(err, r.mapping.Close())
+		}
 	}
 	c.regions = nil
 	return err

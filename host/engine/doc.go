@@ -3,8 +3,8 @@
 //
 // # The story
 //
-// An engine attaches: it shows its deployment and gets memory regions, one for each
-// group, which both processes map. It opens the stream of events, begins requests,
+// An engine attaches: it shows its deployment and how its blocks lie, and gets memory regions,
+// one for each group, which both processes map, or gives its own (layout.go). It opens the stream of events, begins requests,
 // and gives jobs: store (a step of a producer has ended) and load (bring what was
 // fetched into these blocks). A job is answered at once with a number; its result
 // comes as an event. Finish ends a request.

@@ -121,7 +121,7 @@ func (r *fakeRequest) Store(s Step) (Job, error) {
 	return r.job(fmt.Sprintf("store %d", s.Computed)), nil
 }
 
-func (r *fakeRequest) Load([]*enginepb.BlockRun) (Job, error) { return r.job("load"), nil }
+func (r *fakeRequest) Load([]*enginepb.BlockRun, uint32) (Job, error) { return r.job("load"), nil }
 
 func (r *fakeRequest) Interrupt(string) { r.once.Do(func() { close(r.interrupted) }) }
 
@@ -134,7 +134,10 @@ var testBounds = Bounds{EnginesMax: 2, RequestsMax: 3, JobsMax: 4, MessageBytesM
 
 var testLimits = Limits{
 	MaxTokens: 1024, HashTokens: 16, Roles: []string{"producer", "consumer"}, Legs: []string{"pd", "demand", "probe"},
-	Groups: []GroupLimits{{Name: "sliding", BlockTokens: 16}, {Name: "full", BlockTokens: 16}, {Name: "none", BlockTokens: 16}},
+	Groups: []GroupLimits{
+		{Name: "sliding", BlockTokens: 16, BlockBytes: 64, ChunkBlocks: 2}, {Name: "full", BlockTokens: 16, BlockBytes: 64, ChunkBlocks: 2},
+		{Name: "none", BlockTokens: 16, BlockBytes: 64, ChunkBlocks: 2},
+	},
 }
 
 // start serves a fake backend and returns its socket.

@@ -24,6 +24,8 @@ func FuzzMessages(f *testing.F) {
 	add(&enginepb.StoreRequest{ComputedTokens: 80, MoreHashes: make([]byte, 16), Blocks: []*enginepb.BlockRun{{Group: "full", FirstBlock: 1 << 31, Ids: []uint32{1 << 31}}}})
 	add(&enginepb.LoadRequest{Blocks: []*enginepb.BlockRun{{Group: "full", FirstBlock: 1<<32 - 1, Ids: []uint32{1, 1}}}})
 	add(&enginepb.AttachRequest{Regions: []*enginepb.Region{{Group: "full", Blocks: 1}}})
+	add(&enginepb.AttachRequest{Events: [][]byte{make([]byte, 64)}, Regions: []*enginepb.Region{{Group: "full", Blocks: 1 << 31, Layout: []*enginepb.Stride{
+		{StrideBytes: 1 << 63, LengthBytes: 1 << 63}, {OffsetBytes: 1<<64 - 1, LengthBytes: 1<<64 - 1}}, Memory: []*enginepb.Memory{{Kind: 2, Handle: make([]byte, 64), LengthBytes: 1 << 60}}}}})
 	l := testLimits
 	s := &Server{limits: &l, bounds: testBounds}
 	refusal := func(t *testing.T, err error) {
@@ -45,7 +47,17 @@ func FuzzMessages(f *testing.F) {
 		}
 		a := &enginepb.AttachRequest{}
 		if proto.Unmarshal(data, a) == nil {
-			refusal(t, l.checkAttach(a))
+			err := l.checkAttach(a)
+			refusal(t, err)
+			for _, reg := range a.Regions {
+				var sum, end uint64
+				for _, s := range LayoutOf(reg, 64) {
+					if err == nil {
+						sum, end = sum+s.LengthBytes, max(end, StrideEnd(s, reg.Blocks))
+					}
+				}
+				require.True(t, err != nil || sum == 64 && end <= 3*memoryBytesMax)
+			}
 		}
 		e := &attached{server: s, blocks: map[string]uint32{"full": 8}}
 		r := &request{engine: e, id: "r", role: enginepb.Role_PRODUCER, begin: begin("r"), hashes: 4, reuse: 48, computed: 16}

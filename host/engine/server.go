@@ -43,8 +43,9 @@ type Attachment interface {
 type Request interface {
 	// Store takes up a step and returns the job that copies its blocks.
 	Store(s Step) (Job, error)
-	// Load returns the job that brings what was fetched into the named blocks.
-	Load(blocks []*enginepb.BlockRun) (Job, error)
+	// Load returns the job that brings what was fetched into the named blocks, once the
+	// engine's event is reached; see Step.Event.
+	Load(blocks []*enginepb.BlockRun, event uint32) (Job, error)
 	// Interrupt makes the jobs that run or wait end soon. It may be called at any
 	// time and more than once.
 	Interrupt(cause string)
@@ -63,6 +64,9 @@ type Step struct {
 	First            bool
 	Blocks           []*enginepb.BlockRun
 	MoreHashes       []byte
+	// Event to wait for before the blocks are touched, counted from 1 in the engine's
+	// AttachRequest; 0 = none.
+	Event uint32
 }
 
 // A Finish says how a request ends.
@@ -233,7 +237,7 @@ func (s *Server) Attach(ctx context.Context, r *enginepb.AttachRequest) (*engine
 	s.mu.Lock()
 	draining := s.draining
 	if !draining { // from here on Close ends it
-		e.open(a, reply, s.bounds.EventsWithin)
+		e.open(a, reply, len(r.Events), s.bounds.EventsWithin)
 	}
 	s.mu.Unlock()
 	if draining { // Close could not end what had no attachment yet, and waits for left

@@ -49,6 +49,10 @@
 // reused, with the bytes in tierd_tier_pinned_bytes and the age of the oldest in
 // tierd_tier_oldest_pin_seconds.
 //
+// tierd_device_copied_bytes_total{device,direction} and its neighbours count what goes into
+// and out of engine memory by kind of device, with its seconds and what is in work; the
+// tierd_gpu_ gauges say how the GPU is, and are all 0 where a node has none.
+//
 // tierd_tls_expiry_days{of} is there with TLS only: there is no number of days for a
 // certificate that is not there. tierd_half_open_connections{port} is what waits on the
 // ports without having said who it is.
@@ -104,7 +108,7 @@ var (
 	// parkedEnds are the reasons of join.Why for which supply goes that was not sent.
 	parkedEnds = []string{"aged", "no_room", "lapsed"}
 	// waits that end with an outcome.
-	waits    = []string{WaitLookup, WaitTransfer, WaitPending}
+	waits    = []string{WaitLookup, WaitTransfer, WaitPending, WaitEvent}
 	outcomes = []string{"ok", "deadline", "peer", "aborted", "refused"}
 	// results of requests. hit: went on from the planned point; partial: from a lower
 	// one above the local prefix; miss: nothing usable; ok: a producer's regular end.
@@ -112,12 +116,13 @@ var (
 	slotStates = []string{"free", "writing", "readable", "detached", "fenced"}
 )
 
-// Waits for others: for a peer's answer to lookups, for a peer's bytes, and for chunks that
-// other requests of this node are writing.
+// Waits for others: for a peer's answer to lookups, for a peer's bytes, for chunks that
+// other requests of this node are writing, and for an event in an engine's stream.
 const (
 	WaitLookup   = "lookup"
 	WaitTransfer = "transfer"
 	WaitPending  = "pending"
+	WaitEvent    = "event"
 )
 
 // Waits returns all kinds of waits, and Outcomes how each may end.
@@ -170,7 +175,7 @@ func New(groups, legs []string) *Metrics {
 	m.PeerEnded = m.counters("peer_ended_chunks_total", "Chunks that peers demanded here, by their end: transferred, or the cause.", "group", "leg", "end")
 	m.StoreBytes = m.counters("kv_offload_store_bytes_total", "Bytes copied from engine memory into the tier.", "group")
 	m.LoadBytes = m.counters("kv_offload_load_bytes_total", "Bytes copied from the tier into engine memory.", "group")
-	m.LoadSeconds = m.counter("kv_offload_load_time_seconds_total", "Seconds spent copying into engine memory.")
+	m.LoadSeconds = m.counter("kv_offload_load_time_seconds_total", "Seconds that copies into engine memory took, with their checksums and several at a time.")
 	tier := m.counters("kv_offload_tiering_read_bytes_total", "Bytes that came from a tier below, verified.", "tier")
 	m.PeerReadBytes = tier.WithLabelValues(tierPeer)
 	tier = m.counters("kv_offload_tiering_write_bytes_total", "Bytes handed to a tier below.", "tier")

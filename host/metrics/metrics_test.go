@@ -46,7 +46,7 @@ func TestZerosFromTheStart(t *testing.T) {
 		"tierd_kv_offload_tiering_checksum_failures_chunks_total": 2,
 		"tierd_kv_offload_allocation_failure_total":               2,
 		"tierd_parked_freed_chunks_total":                         3,
-		"tierd_waits_total":                                       3 * 5,
+		"tierd_waits_total":                                       4 * 5,
 		"tierd_requests_total":                                    2 * 2 * len(results),
 		"tierd_prompt_tokens_by_source_total":                     4,
 		"tierd_external_prefix_cache_queries_tokens_total":        1,

@@ -10,14 +10,14 @@ import (
 )
 
 var (
-	stateDesc   = prometheus.NewDesc("tierd_peer_state", "1 for the state that a peer is in.", []string{"peer", "state"}, nil)
-	infoDesc    = prometheus.NewDesc("tierd_peer_info", "Always 1: the label boot_id names the process that the peer's last session was with; it changes when the peer restarts and is empty before the first session.", []string{"peer", "boot_id"}, nil)
-	rttDesc     = prometheus.NewDesc("tierd_peer_rtt_seconds", "Round trip of the last ping; 0 before.", []string{"peer"}, nil)
-	silenceDesc = prometheus.NewDesc("tierd_peer_silence_seconds", "Time since the last byte of the peer, on control or data; 0 before the first session.", []string{"peer"}, nil)
-	jobsDesc    = prometheus.NewDesc("tierd_peer_jobs", "Jobs in work with a peer: lookups and demands of this node at it, serves of what it demands here.", []string{"peer", "kind"}, nil)
-	legDesc     = prometheus.NewDesc("tierd_peer_leg_allowed", "1 when a request that names the peer may use the leg now.", []string{"peer", "leg"}, nil)
-	pinnedDesc  = prometheus.NewDesc("tierd_peer_pinned_bytes", "Bytes that the demands of a peer keep here from being reused; bounds.peer_pinned_bytes is the most.", []string{"peer"}, nil)
-	upDesc      = prometheus.NewDesc("tierd_peer_sessions_total", "Sessions that came up.", []string{"peer"}, nil)
+	stateDesc      = prometheus.NewDesc("tierd_peer_state", "1 for the state that a peer is in.", []string{"peer", "state"}, nil)
+	infoDesc       = prometheus.NewDesc("tierd_peer_info", "Always 1: the label boot_id names the process that the peer's last session was with; it changes when the peer restarts and is empty before the first session.", []string{"peer", "boot_id"}, nil)
+	rttDesc        = prometheus.NewDesc("tierd_peer_rtt_seconds", "Round trip of the last ping; 0 before.", []string{"peer"}, nil)
+	silenceDesc    = prometheus.NewDesc("tierd_peer_silence_seconds", "Time since the last byte of the peer, on control or data; 0 before the first session.", []string{"peer"}, nil)
+	jobsDesc       = prometheus.NewDesc("tierd_peer_jobs", "Jobs in work with a peer: lookups and demands of this node at it, serves of what it demands here.", []string{"peer", "kind"}, nil)
+	legDesc        = prometheus.NewDesc("tierd_peer_leg_allowed", "1 when a request that names the peer may use the leg now.", []string{"peer", "leg"}, nil)
+	peerPinnedDesc = prometheus.NewDesc("tierd_peer_pinned_bytes", "Bytes that the demands of a peer keep here from being reused; bounds.peer_pinned_bytes is the most.", []string{"peer"}, nil)
+	upDesc         = prometheus.NewDesc("tierd_peer_sessions_total", "Sessions that came up.", []string{"peer"}, nil)
 )
 
 // Peers is a collector that reads the peers' status at each scrape.
@@ -32,7 +32,7 @@ type Peers struct {
 
 // Describe implements prometheus.Collector.
 func (p Peers) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{stateDesc, infoDesc, rttDesc, silenceDesc, jobsDesc, legDesc, pinnedDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{stateDesc, infoDesc, rttDesc, silenceDesc, jobsDesc, legDesc, peerPinnedDesc, upDesc} {
 		ch <- d
 	}
 }
@@ -67,7 +67,7 @@ func (p Peers) Collect(ch chan<- prometheus.Metric) {
 			}
 			ch <- prometheus.MustNewConstMetric(legDesc, prometheus.GaugeValue, v, s.ID, l)
 		}
-		ch <- prometheus.MustNewConstMetric(pinnedDesc, prometheus.GaugeValue, float64(p.PinnedBytes(s.ID)), s.ID)
+		ch <- prometheus.MustNewConstMetric(peerPinnedDesc, prometheus.GaugeValue, float64(p.PinnedBytes(s.ID)), s.ID)
 		ch <- prometheus.MustNewConstMetric(upDesc, prometheus.CounterValue, float64(s.Sessions), s.ID)
 	}
 }

@@ -69,6 +69,7 @@ type Status struct {
 	// Engines attached, and Requests begun and not finished.
 	Engines  int     `json:"engines"`
 	Requests int     `json:"requests"`
+	Device   Device  `json:"device"`
 	Slots    Slots   `json:"slots"`
 	Pins     []Pins  `json:"pins"`
 	Parked   Parked  `json:"parked"`
@@ -124,6 +125,59 @@ type Rule struct {
 	Version string `json:"version"`
 	Source  string `json:"source"`
 	Digest  string `json:"digest"`
+}
+
+// A Device is where engines keep their blocks: host memory, or host memory and a GPU.
+type Device struct {
+	// Name is "mem", or "cuda:" and the driver's number of the GPU; Why is the reason for it.
+	Name string `json:"name"`
+	Why  string `json:"why"`
+	// PinnedBytes of the slab are fast for the GPU, of PinnedOf; PinError says why there
+	// will not be more.
+	PinnedBytes int64  `json:"pinned_bytes"`
+	PinnedOf    int64  `json:"pinned_of_bytes"`
+	PinError    string `json:"pin_error"`
+	// Copies are those since the start, by kind of device and direction.
+	Copies []Copies `json:"copies"`
+	// GPU is null without one.
+	GPU *GPU `json:"gpu"`
+}
+
+// Copies between engine memory and the slab.
+type Copies struct {
+	Device    string  `json:"device"`    // mem or cuda
+	Direction string  `json:"direction"` // store is out of engine memory, load into it
+	InWork    int64   `json:"in_work"`
+	Bytes     uint64  `json:"bytes_total"`
+	Seconds   float64 `json:"seconds_total"` // of all calls, several at a time
+	Failed    uint64  `json:"failed_total"`
+}
+
+// A GPU as its driver tells. What is not known is 0, or -1 for the NUMA node.
+type GPU struct {
+	Name     string `json:"name"`
+	UUID     string `json:"uuid"`
+	PCIBusID string `json:"pci_bus_id"`
+	// Lost says why it cannot be used any more; empty while it works.
+	Lost string `json:"lost"`
+	// Memory of all processes.
+	MemoryUsedBytes  int64 `json:"memory_used_bytes"`
+	MemoryTotalBytes int64 `json:"memory_total_bytes"`
+	// The PCIe link now, and the most that GPU and slot can do together. An idle GPU lowers
+	// its generation.
+	PCIeGeneration    int  `json:"pcie_generation"`
+	PCIeGenerationMax int  `json:"pcie_generation_max"`
+	PCIeLanes         int  `json:"pcie_lanes"`
+	PCIeLanesMax      int  `json:"pcie_lanes_max"`
+	Idle              bool `json:"idle"`
+	NUMANode          int  `json:"numa_node"`
+	ECC               bool `json:"ecc"`
+	// UncorrectedErrors of memory since the driver was loaded, XIDErrors since the start.
+	UncorrectedErrors uint64 `json:"uncorrected_memory_errors_total"`
+	XIDErrors         uint64 `json:"xid_errors_total"`
+	// NoHealth says why the driver's management library tells nothing.
+	NoHealth       string  `json:"no_health"`
+	CheckedSeconds float64 `json:"checked_seconds_ago"`
 }
 
 // Slots of the primary tier by state; together they are Total.

@@ -54,6 +54,11 @@ func full() *Status {
 				{For: "sliding", Name: "window", Version: "1.0.0", Source: "embedded", Digest: digest("5")},
 				{For: "policy", Name: "mine", Version: "0.3.1", Source: "/etc/tierd/mine.wasm", Digest: digest("f")}}},
 		Engines: 2, Requests: 31,
+		Device: Device{Name: "cuda:1", Why: "device is cuda:1", PinnedBytes: 805306368, PinnedOf: 1073741824, PinError: "as if it had stopped",
+			Copies: []Copies{{Device: "mem", Direction: "store"}, {Device: "cuda", Direction: "load", InWork: 3, Bytes: 1 << 40, Seconds: 31.5, Failed: 2}},
+			GPU: &GPU{Name: "NVIDIA H200", UUID: "GPU-3f1c9a52-0b7e-4d58-9a61-7be5a1c2d3e4", PCIBusID: "0000:18:00.0", Lost: "as if", MemoryUsedBytes: 128 << 30, MemoryTotalBytes: 141 << 30,
+				PCIeGeneration: 3, PCIeGenerationMax: 5, PCIeLanes: 8, PCIeLanesMax: 16, Idle: true, NUMANode: 1, ECC: true, UncorrectedErrors: 1, XIDErrors: 2, NoHealth: "as if",
+				CheckedSeconds: 1.5}},
 		Slots: Slots{Total: 4096, SlotBytes: 262144, Free: 1000, Writing: 20, Readable: 3070, Detached: 4, Fenced: 2, Evictable: 2900,
 			ResidentBytes: 804782080, Evicted: 12, Refused: 3},
 		Pins: []Pins{{Owner: "request", Kind: "read", Count: 96, Bytes: 25165824, OldestSeconds: 1.5, OldestOwner: "chat-17#40"},
@@ -80,6 +85,9 @@ func full() *Status {
 func shown() *Status {
 	s := full()
 	s.Verdict.From, s.Verdict.Rules = FromKept, []Rule{s.Verdict.Rules[0], {For: "full", Name: "full", Version: "1.0.0", Source: "embedded", Digest: digest("5")}}
+	s.Device = Device{Name: "cuda:0", Why: "device is auto, and this is the first of 1 GPUs", PinnedBytes: 1 << 30, PinnedOf: 1 << 30, GPU: s.Device.GPU}
+	g := s.Device.GPU
+	g.Lost, g.NoHealth, g.Idle, g.PCIeGeneration, g.PCIeLanes = "", "", false, 5, 16
 	s.Peers[0].Draining, s.Peers[0].BootID, s.Peers[1].BootID = false, "0x6f0c2b51a9d3e847", "0x3eb3ede9cc953981"
 	s.Peers[0].Legs = []Leg{{Leg: "pd", Allowed: true}, {Leg: "probe", Allowed: true}}
 	s.Peers[0].Pair, s.Peers[1].Pair = Pair{State: "equal"}, Pair{State: "equal"}
@@ -92,7 +100,7 @@ func shown() *Status {
 // checking is a status of a daemon that cannot serve yet.
 func checking() *Status {
 	return &Status{Form: Form, NodeID: "decode-1", PID: 4711, BootID: "0x1", State: Checking, NotReady: "checking deployment gpt-oss-120b: 43 %", CheckPercent: 43,
-		UpSeconds: 6, Build: build.Info{Version: "v1.2.3"}, Deployment: Deployment{Model: "gpt-oss-120b", File: "deployment.yaml", Digest: digest("d")}}
+		UpSeconds: 6, Build: build.Info{Version: "v1.2.3"}, Device: Device{Name: "mem", Why: "device is mem"}, Deployment: Deployment{Model: "gpt-oss-120b", File: "deployment.yaml", Digest: digest("d")}}
 }
 
 // TestForm: the JSON form is that of the golden file, every field of which has a value

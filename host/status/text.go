@@ -72,10 +72,33 @@ func (d *drawing) head(s *Status) {
 	}
 	d.linef("  listens     engines %s, peers %s, data %s, http %s", clean(s.Addresses.EngineSocket), s.Addresses.Peer, s.Addresses.Data, s.Addresses.HTTP)
 	d.linef("  engines     %d attached, %d requests", s.Engines, s.Requests)
+	d.device(&s.Device)
 	c := &s.Slots
 	d.linef("  slots       %d of %s: %d free, %d writing, %d readable (%d evictable), %d detached, %d fenced; %s resident",
 		c.Total, size(uint64(c.SlotBytes)), c.Free, c.Writing, c.Readable, c.Evictable, c.Detached, c.Fenced, size(uint64(c.ResidentBytes)))
 	d.linef("  parked      %d chunks, %s of at most %s, in %d transfers", s.Parked.Chunks, size(s.Parked.Bytes), size(s.Parked.BytesMax), s.Parked.Transfers)
+}
+
+// device says where engines keep their blocks, in one line without a GPU and in three with.
+func (d *drawing) device(v *Device) {
+	d.linef("  device      %s (%s)", clean(v.Name), clean(v.Why))
+	g := v.GPU
+	if g == nil {
+		return
+	}
+	state := fmt.Sprintf("%s of %s used", size(uint64(g.MemoryUsedBytes)), size(uint64(g.MemoryTotalBytes)))
+	if g.Lost != "" {
+		state = d.paint(bad, "lost")
+	}
+	d.linef("  gpu         %s, %s, %s, %s", clean(g.Name), clean(g.UUID), clean(g.PCIBusID), state)
+	link := fmt.Sprintf("PCIe %d of %d x%d of x%d", g.PCIeGeneration, g.PCIeGenerationMax, g.PCIeLanes, g.PCIeLanesMax)
+	if g.Idle {
+		link += " (idle)"
+	}
+	if g.NoHealth != "" {
+		link = "health unknown: " + clean(g.NoHealth)
+	}
+	d.linef("  link        %s; %s of %s pinned", link, size(uint64(v.PinnedBytes)), size(uint64(v.PinnedOf)))
 }
 
 func (d *drawing) attention(s *Status) {

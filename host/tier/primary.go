@@ -179,6 +179,10 @@ func New(o Options) (*Primary, error) {
 // SlotBytes is the room in one slot.
 func (p *Primary) SlotBytes() int64 { return p.slotBytes }
 
+// Memory is the whole slab, for a device to register. It is for nobody to read or write,
+// and is unmapped some time after Close.
+func (p *Primary) Memory() []byte { return p.mem }
+
 // Slots is the number of slots.
 func (p *Primary) Slots() int { return len(p.slots) }
 

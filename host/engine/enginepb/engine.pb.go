@@ -25,6 +25,58 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// How memory is named across processes of one user.
+type MemoryKind int32
+
+const (
+	MemoryKind_MEMORY_UNSPECIFIED MemoryKind = 0
+	// A file in memory that both sides map shared, read and write.
+	MemoryKind_MEMORY_FILE MemoryKind = 1
+	// An allocation of a GPU, exported by cuIpcGetMemHandle.
+	MemoryKind_MEMORY_CUDA_IPC MemoryKind = 2
+)
+
+// Enum value maps for MemoryKind.
+var (
+	MemoryKind_name = map[int32]string{
+		0: "MEMORY_UNSPECIFIED",
+		1: "MEMORY_FILE",
+		2: "MEMORY_CUDA_IPC",
+	}
+	MemoryKind_value = map[string]int32{
+		"MEMORY_UNSPECIFIED": 0,
+		"MEMORY_FILE":        1,
+		"MEMORY_CUDA_IPC":    2,
+	}
+)
+
+func (x MemoryKind) Enum() *MemoryKind {
+	p := new(MemoryKind)
+	*p = x
+	return p
+}
+
+func (x MemoryKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MemoryKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_engine_proto_enumTypes[0].Descriptor()
+}
+
+func (MemoryKind) Type() protoreflect.EnumType {
+	return &file_engine_proto_enumTypes[0]
+}
+
+func (x MemoryKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MemoryKind.Descriptor instead.
+func (MemoryKind) EnumDescriptor() ([]byte, []int) {
+	return file_engine_proto_rawDescGZIP(), []int{0}
+}
+
 type Role int32
 
 const (
@@ -58,11 +110,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_engine_proto_enumTypes[0].Descriptor()
+	return file_engine_proto_enumTypes[1].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_engine_proto_enumTypes[0]
+	return &file_engine_proto_enumTypes[1]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -71,7 +123,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{0}
+	return file_engine_proto_rawDescGZIP(), []int{1}
 }
 
 type Leg int32
@@ -115,11 +167,11 @@ func (x Leg) String() string {
 }
 
 func (Leg) Descriptor() protoreflect.EnumDescriptor {
-	return file_engine_proto_enumTypes[1].Descriptor()
+	return file_engine_proto_enumTypes[2].Descriptor()
 }
 
 func (Leg) Type() protoreflect.EnumType {
-	return &file_engine_proto_enumTypes[1]
+	return &file_engine_proto_enumTypes[2]
 }
 
 func (x Leg) Number() protoreflect.EnumNumber {
@@ -128,22 +180,192 @@ func (x Leg) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Leg.Descriptor instead.
 func (Leg) EnumDescriptor() ([]byte, []int) {
+	return file_engine_proto_rawDescGZIP(), []int{2}
+}
+
+// A Memory is a run of bytes that both sides can reach.
+type Memory struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  MemoryKind             `protobuf:"varint,1,opt,name=kind,proto3,enum=tierd.engine.v1.MemoryKind" json:"kind,omitempty"`
+	// The file, for MEMORY_FILE.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// The 64 bytes of a cudaIpcMemHandle_t, for MEMORY_CUDA_IPC. They name a whole
+	// allocation, which a caching allocator may have given out in parts.
+	Handle []byte `protobuf:"bytes,3,opt,name=handle,proto3" json:"handle,omitempty"`
+	// Where the run begins in the file or in the allocation, and how long it is.
+	OffsetBytes   uint64 `protobuf:"varint,4,opt,name=offset_bytes,json=offsetBytes,proto3" json:"offset_bytes,omitempty"`
+	LengthBytes   uint64 `protobuf:"varint,5,opt,name=length_bytes,json=lengthBytes,proto3" json:"length_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Memory) Reset() {
+	*x = Memory{}
+	mi := &file_engine_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Memory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Memory) ProtoMessage() {}
+
+func (x *Memory) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Memory.ProtoReflect.Descriptor instead.
+func (*Memory) Descriptor() ([]byte, []int) {
+	return file_engine_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Memory) GetKind() MemoryKind {
+	if x != nil {
+		return x.Kind
+	}
+	return MemoryKind_MEMORY_UNSPECIFIED
+}
+
+func (x *Memory) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Memory) GetHandle() []byte {
+	if x != nil {
+		return x.Handle
+	}
+	return nil
+}
+
+func (x *Memory) GetOffsetBytes() uint64 {
+	if x != nil {
+		return x.OffsetBytes
+	}
+	return 0
+}
+
+func (x *Memory) GetLengthBytes() uint64 {
+	if x != nil {
+		return x.LengthBytes
+	}
+	return 0
+}
+
+// A Stride is one fragment of every block of a group, such as K of one layer: the
+// fragment of block b is length_bytes at offset_bytes + b * stride_bytes of the memory.
+type Stride struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which of the region's memories; 0 when there is one.
+	Memory        uint32 `protobuf:"varint,1,opt,name=memory,proto3" json:"memory,omitempty"`
+	OffsetBytes   uint64 `protobuf:"varint,2,opt,name=offset_bytes,json=offsetBytes,proto3" json:"offset_bytes,omitempty"`
+	StrideBytes   uint64 `protobuf:"varint,3,opt,name=stride_bytes,json=strideBytes,proto3" json:"stride_bytes,omitempty"`
+	LengthBytes   uint64 `protobuf:"varint,4,opt,name=length_bytes,json=lengthBytes,proto3" json:"length_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stride) Reset() {
+	*x = Stride{}
+	mi := &file_engine_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stride) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stride) ProtoMessage() {}
+
+func (x *Stride) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stride.ProtoReflect.Descriptor instead.
+func (*Stride) Descriptor() ([]byte, []int) {
 	return file_engine_proto_rawDescGZIP(), []int{1}
 }
 
-// A Region asks for the memory of one group: `blocks` blocks, block b at
-// b * stride of the file named in the reply.
+func (x *Stride) GetMemory() uint32 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+func (x *Stride) GetOffsetBytes() uint64 {
+	if x != nil {
+		return x.OffsetBytes
+	}
+	return 0
+}
+
+func (x *Stride) GetStrideBytes() uint64 {
+	if x != nil {
+		return x.StrideBytes
+	}
+	return 0
+}
+
+func (x *Stride) GetLengthBytes() uint64 {
+	if x != nil {
+		return x.LengthBytes
+	}
+	return 0
+}
+
+// A Region is the memory of one group: `blocks` blocks, which the daemon allocates or
+// the engine owns.
 type Region struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	Blocks        uint32                 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Group  string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Blocks uint32                 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// Where a block lies. The bytes of a block are those of its fragments in the order of
+	// this list, which must be the same on both sides of a transfer: layer by layer, K
+	// before V. Their lengths add up to the group's bytes a block (layers x 2 x kv_heads
+	// x head_dim x bytes of the dtype x block_tokens), and none overlaps another.
+	// Empty means one fragment: block b is one run at b times the group's bytes a block.
+	//
+	// A tensor for each layer of shape [2, blocks, block_tokens, kv_heads, head_dim], with
+	// page = block_tokens x kv_heads x head_dim x bytes of the dtype, is for each layer
+	// {memory: layer, offset: 0, stride: page, length: page} for K and
+	// {memory: layer, offset: blocks x page, stride: page, length: page} for V.
+	// Of shape [blocks, 2, block_tokens, kv_heads, head_dim] it is one fragment a layer,
+	// {memory: layer, offset: 0, stride: 2 x page, length: 2 x page}. Fragments of a block at
+	// equal distances in one memory cost a GPU's engine least: one tensor for all layers.
+	Layout []*Stride `protobuf:"bytes,3,rep,name=layout,proto3" json:"layout,omitempty"`
+	// Memory that the engine owns, all of one kind; it must stay as it is until the stream
+	// of events has closed. Regions may name the same memory. Empty means that the daemon
+	// allocates one memory, as long as the layout needs, all zero.
+	Memory        []*Memory `protobuf:"bytes,4,rep,name=memory,proto3" json:"memory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_engine_proto_msgTypes[0]
+	mi := &file_engine_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -155,7 +377,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[0]
+	mi := &file_engine_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -168,7 +390,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{0}
+	return file_engine_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Region) GetGroup() string {
@@ -185,20 +407,44 @@ func (x *Region) GetBlocks() uint32 {
 	return 0
 }
 
+func (x *Region) GetLayout() []*Stride {
+	if x != nil {
+		return x.Layout
+	}
+	return nil
+}
+
+func (x *Region) GetMemory() []*Memory {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
 type AttachRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A name for logs and metrics.
 	EngineName string `protobuf:"bytes,1,opt,name=engine_name,json=engineName,proto3" json:"engine_name,omitempty"`
 	// The deployment file, as YAML. Empty means "the node's own".
-	Deployment    []byte    `protobuf:"bytes,2,opt,name=deployment,proto3" json:"deployment,omitempty"`
-	Regions       []*Region `protobuf:"bytes,3,rep,name=regions,proto3" json:"regions,omitempty"`
+	Deployment []byte    `protobuf:"bytes,2,opt,name=deployment,proto3" json:"deployment,omitempty"`
+	Regions    []*Region `protobuf:"bytes,3,rep,name=regions,proto3" json:"regions,omitempty"`
+	// Kinds of memory that the engine can map, best first: the first that the node has is
+	// what the daemon allocates. Empty means MEMORY_FILE.
+	Accepts []MemoryKind `protobuf:"varint,4,rep,packed,name=accepts,proto3,enum=tierd.engine.v1.MemoryKind" json:"accepts,omitempty"`
+	// UUID of the engine's GPU, with or without "GPU-" in front. It is refused when memory
+	// of kind MEMORY_CUDA_IPC would be of another GPU; empty is not compared.
+	DeviceUuid string `protobuf:"bytes,5,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"`
+	// Events by which the engine says when blocks are ready (StoreRequest.event,
+	// LoadRequest.event): the 64 bytes of a cudaIpcEventHandle_t each. At most 256, and
+	// none where the region is not on a GPU.
+	Events        [][]byte `protobuf:"bytes,6,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_engine_proto_msgTypes[1]
+	mi := &file_engine_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -210,7 +456,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[1]
+	mi := &file_engine_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -223,7 +469,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{1}
+	return file_engine_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AttachRequest) GetEngineName() string {
@@ -247,21 +493,48 @@ func (x *AttachRequest) GetRegions() []*Region {
 	return nil
 }
 
+func (x *AttachRequest) GetAccepts() []MemoryKind {
+	if x != nil {
+		return x.Accepts
+	}
+	return nil
+}
+
+func (x *AttachRequest) GetDeviceUuid() string {
+	if x != nil {
+		return x.DeviceUuid
+	}
+	return ""
+}
+
+func (x *AttachRequest) GetEvents() [][]byte {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
 type RegionReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// A file that the engine maps shared, read and write.
-	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	OffsetBytes   uint64 `protobuf:"varint,3,opt,name=offset_bytes,json=offsetBytes,proto3" json:"offset_bytes,omitempty"`
-	StrideBytes   uint64 `protobuf:"varint,4,opt,name=stride_bytes,json=strideBytes,proto3" json:"stride_bytes,omitempty"`
-	Blocks        uint32 `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// For MEMORY_FILE that the daemon has allocated: a file that the engine maps shared,
+	// read and write, and where the memory begins in it. The same is in memory.
+	Path        string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	OffsetBytes uint64 `protobuf:"varint,3,opt,name=offset_bytes,json=offsetBytes,proto3" json:"offset_bytes,omitempty"`
+	// The group's bytes a block. In the layout of one fragment, also its stride.
+	StrideBytes uint64 `protobuf:"varint,4,opt,name=stride_bytes,json=strideBytes,proto3" json:"stride_bytes,omitempty"`
+	Blocks      uint32 `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// What the daemon has allocated; absent when the engine owns the memory.
+	Memory *Memory `protobuf:"bytes,6,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The layout in use.
+	Layout        []*Stride `protobuf:"bytes,7,rep,name=layout,proto3" json:"layout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegionReply) Reset() {
 	*x = RegionReply{}
-	mi := &file_engine_proto_msgTypes[2]
+	mi := &file_engine_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -273,7 +546,7 @@ func (x *RegionReply) String() string {
 func (*RegionReply) ProtoMessage() {}
 
 func (x *RegionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[2]
+	mi := &file_engine_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -286,7 +559,7 @@ func (x *RegionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionReply.ProtoReflect.Descriptor instead.
 func (*RegionReply) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{2}
+	return file_engine_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RegionReply) GetGroup() string {
@@ -324,6 +597,84 @@ func (x *RegionReply) GetBlocks() uint32 {
 	return 0
 }
 
+func (x *RegionReply) GetMemory() *Memory {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+func (x *RegionReply) GetLayout() []*Stride {
+	if x != nil {
+		return x.Layout
+	}
+	return nil
+}
+
+// A Device is what holds the regions.
+type Device struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "mem" for host memory; "cuda:0" for a GPU, by the daemon's own count.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// UUID of the GPU, "GPU-" and hexadecimal digits; empty for host memory.
+	Uuid string `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	// Kinds of memory that this node has.
+	Kinds         []MemoryKind `protobuf:"varint,3,rep,packed,name=kinds,proto3,enum=tierd.engine.v1.MemoryKind" json:"kinds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Device) Reset() {
+	*x = Device{}
+	mi := &file_engine_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Device) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Device) ProtoMessage() {}
+
+func (x *Device) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Device.ProtoReflect.Descriptor instead.
+func (*Device) Descriptor() ([]byte, []int) {
+	return file_engine_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Device) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Device) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *Device) GetKinds() []MemoryKind {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
 type AttachReply struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	EngineId string                 `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
@@ -338,14 +689,16 @@ type AttachReply struct {
 	// The deployment that the node serves, as YAML (JSON is YAML), so that an engine
 	// that sent none can learn the groups and their geometry. An engine may attach with
 	// no regions just to read it.
-	Deployment    []byte `protobuf:"bytes,7,opt,name=deployment,proto3" json:"deployment,omitempty"`
+	Deployment []byte `protobuf:"bytes,7,opt,name=deployment,proto3" json:"deployment,omitempty"`
+	// Where the regions of this engine are.
+	Device        *Device `protobuf:"bytes,8,opt,name=device,proto3" json:"device,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttachReply) Reset() {
 	*x = AttachReply{}
-	mi := &file_engine_proto_msgTypes[3]
+	mi := &file_engine_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -357,7 +710,7 @@ func (x *AttachReply) String() string {
 func (*AttachReply) ProtoMessage() {}
 
 func (x *AttachReply) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[3]
+	mi := &file_engine_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -370,7 +723,7 @@ func (x *AttachReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachReply.ProtoReflect.Descriptor instead.
 func (*AttachReply) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{3}
+	return file_engine_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AttachReply) GetEngineId() string {
@@ -422,6 +775,13 @@ func (x *AttachReply) GetDeployment() []byte {
 	return nil
 }
 
+func (x *AttachReply) GetDevice() *Device {
+	if x != nil {
+		return x.Device
+	}
+	return nil
+}
+
 type EventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	EngineId      string                 `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
@@ -431,7 +791,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_engine_proto_msgTypes[4]
+	mi := &file_engine_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +803,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[4]
+	mi := &file_engine_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +816,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{4}
+	return file_engine_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EventsRequest) GetEngineId() string {
@@ -502,7 +862,7 @@ type BeginRequest struct {
 
 func (x *BeginRequest) Reset() {
 	*x = BeginRequest{}
-	mi := &file_engine_proto_msgTypes[5]
+	mi := &file_engine_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +874,7 @@ func (x *BeginRequest) String() string {
 func (*BeginRequest) ProtoMessage() {}
 
 func (x *BeginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[5]
+	mi := &file_engine_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,7 +887,7 @@ func (x *BeginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginRequest.ProtoReflect.Descriptor instead.
 func (*BeginRequest) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{5}
+	return file_engine_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BeginRequest) GetEngineId() string {
@@ -646,7 +1006,7 @@ type ChunkRange struct {
 
 func (x *ChunkRange) Reset() {
 	*x = ChunkRange{}
-	mi := &file_engine_proto_msgTypes[6]
+	mi := &file_engine_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +1018,7 @@ func (x *ChunkRange) String() string {
 func (*ChunkRange) ProtoMessage() {}
 
 func (x *ChunkRange) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[6]
+	mi := &file_engine_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +1031,7 @@ func (x *ChunkRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkRange.ProtoReflect.Descriptor instead.
 func (*ChunkRange) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{6}
+	return file_engine_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ChunkRange) GetFirst() uint32 {
@@ -698,7 +1058,7 @@ type GroupChunks struct {
 
 func (x *GroupChunks) Reset() {
 	*x = GroupChunks{}
-	mi := &file_engine_proto_msgTypes[7]
+	mi := &file_engine_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +1070,7 @@ func (x *GroupChunks) String() string {
 func (*GroupChunks) ProtoMessage() {}
 
 func (x *GroupChunks) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[7]
+	mi := &file_engine_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +1083,7 @@ func (x *GroupChunks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupChunks.ProtoReflect.Descriptor instead.
 func (*GroupChunks) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{7}
+	return file_engine_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GroupChunks) GetGroup() string {
@@ -766,7 +1126,7 @@ type BeginReply struct {
 
 func (x *BeginReply) Reset() {
 	*x = BeginReply{}
-	mi := &file_engine_proto_msgTypes[8]
+	mi := &file_engine_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +1138,7 @@ func (x *BeginReply) String() string {
 func (*BeginReply) ProtoMessage() {}
 
 func (x *BeginReply) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[8]
+	mi := &file_engine_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +1151,7 @@ func (x *BeginReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginReply.ProtoReflect.Descriptor instead.
 func (*BeginReply) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{8}
+	return file_engine_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BeginReply) GetReuseTokens() uint64 {
@@ -849,7 +1209,7 @@ type BlockRun struct {
 
 func (x *BlockRun) Reset() {
 	*x = BlockRun{}
-	mi := &file_engine_proto_msgTypes[9]
+	mi := &file_engine_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +1221,7 @@ func (x *BlockRun) String() string {
 func (*BlockRun) ProtoMessage() {}
 
 func (x *BlockRun) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[9]
+	mi := &file_engine_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +1234,7 @@ func (x *BlockRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRun.ProtoReflect.Descriptor instead.
 func (*BlockRun) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{9}
+	return file_engine_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BlockRun) GetGroup() string {
@@ -911,14 +1271,19 @@ type StoreRequest struct {
 	// the blocks that are still real (not null).
 	Blocks []*BlockRun `protobuf:"bytes,5,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Hashes beyond the prompt's, when the text has grown by whole granules.
-	MoreHashes    []byte `protobuf:"bytes,6,opt,name=more_hashes,json=moreHashes,proto3" json:"more_hashes,omitempty"`
+	MoreHashes []byte `protobuf:"bytes,6,opt,name=more_hashes,json=moreHashes,proto3" json:"more_hashes,omitempty"`
+	// The event, counted from 1 in AttachRequest.events, that the engine has recorded in
+	// its stream behind the kernels that fill these blocks, before this call; 0 = none:
+	// the blocks are full now. The job waits for the event's latest record, so an event
+	// may be recorded anew while jobs wait for it; they only wait longer.
+	Event         uint32 `protobuf:"varint,7,opt,name=event,proto3" json:"event,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StoreRequest) Reset() {
 	*x = StoreRequest{}
-	mi := &file_engine_proto_msgTypes[10]
+	mi := &file_engine_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1295,7 @@ func (x *StoreRequest) String() string {
 func (*StoreRequest) ProtoMessage() {}
 
 func (x *StoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[10]
+	mi := &file_engine_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1308,7 @@ func (x *StoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRequest.ProtoReflect.Descriptor instead.
 func (*StoreRequest) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{10}
+	return file_engine_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StoreRequest) GetEngineId() string {
@@ -988,19 +1353,30 @@ func (x *StoreRequest) GetMoreHashes() []byte {
 	return nil
 }
 
+func (x *StoreRequest) GetEvent() uint32 {
+	if x != nil {
+		return x.Event
+	}
+	return 0
+}
+
 type LoadRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	EngineId  string                 `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Destination of every demanded chunk's blocks.
-	Blocks        []*BlockRun `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	Blocks []*BlockRun `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// As in StoreRequest: recorded behind the kernels that still read or write these
+	// blocks; 0 = none do. The bytes are in the blocks before the job's event is sent:
+	// what the engine gives its stream after it has read the event may use them.
+	Event         uint32 `protobuf:"varint,4,opt,name=event,proto3" json:"event,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LoadRequest) Reset() {
 	*x = LoadRequest{}
-	mi := &file_engine_proto_msgTypes[11]
+	mi := &file_engine_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1388,7 @@ func (x *LoadRequest) String() string {
 func (*LoadRequest) ProtoMessage() {}
 
 func (x *LoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[11]
+	mi := &file_engine_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1401,7 @@ func (x *LoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadRequest.ProtoReflect.Descriptor instead.
 func (*LoadRequest) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{11}
+	return file_engine_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LoadRequest) GetEngineId() string {
@@ -1049,6 +1425,13 @@ func (x *LoadRequest) GetBlocks() []*BlockRun {
 	return nil
 }
 
+func (x *LoadRequest) GetEvent() uint32 {
+	if x != nil {
+		return x.Event
+	}
+	return 0
+}
+
 type JobReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	JobId         uint64                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
@@ -1058,7 +1441,7 @@ type JobReply struct {
 
 func (x *JobReply) Reset() {
 	*x = JobReply{}
-	mi := &file_engine_proto_msgTypes[12]
+	mi := &file_engine_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1453,7 @@ func (x *JobReply) String() string {
 func (*JobReply) ProtoMessage() {}
 
 func (x *JobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[12]
+	mi := &file_engine_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1466,7 @@ func (x *JobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobReply.ProtoReflect.Descriptor instead.
 func (*JobReply) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{12}
+	return file_engine_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *JobReply) GetJobId() uint64 {
@@ -1107,7 +1490,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_engine_proto_msgTypes[13]
+	mi := &file_engine_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1119,7 +1502,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[13]
+	mi := &file_engine_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1132,7 +1515,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{13}
+	return file_engine_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Failure) GetGroup() string {
@@ -1172,7 +1555,8 @@ type Event struct {
 	// Load: the token to go on from. Equal to the request's local_tokens when nothing
 	// usable arrived: compute the rest locally.
 	ResumeTokens uint64 `protobuf:"varint,4,opt,name=resume_tokens,json=resumeTokens,proto3" json:"resume_tokens,omitempty"`
-	// Load: chunks now valid in the engine's blocks, per group.
+	// Load: chunks now valid in the engine's blocks, per group. Other blocks that Load named
+	// may hold anything.
 	Loaded   []*GroupChunks `protobuf:"bytes,5,rep,name=loaded,proto3" json:"loaded,omitempty"`
 	Failures []*Failure     `protobuf:"bytes,6,rep,name=failures,proto3" json:"failures,omitempty"`
 	// A sentence for the log when ok is false.
@@ -1183,7 +1567,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_engine_proto_msgTypes[14]
+	mi := &file_engine_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1579,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[14]
+	mi := &file_engine_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1592,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{14}
+	return file_engine_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Event) GetJobId() uint64 {
@@ -1274,7 +1658,7 @@ type FinishRequest struct {
 
 func (x *FinishRequest) Reset() {
 	*x = FinishRequest{}
-	mi := &file_engine_proto_msgTypes[15]
+	mi := &file_engine_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1670,7 @@ func (x *FinishRequest) String() string {
 func (*FinishRequest) ProtoMessage() {}
 
 func (x *FinishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[15]
+	mi := &file_engine_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1683,7 @@ func (x *FinishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishRequest.ProtoReflect.Descriptor instead.
 func (*FinishRequest) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{15}
+	return file_engine_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FinishRequest) GetEngineId() string {
@@ -1345,7 +1729,7 @@ type GroupCount struct {
 
 func (x *GroupCount) Reset() {
 	*x = GroupCount{}
-	mi := &file_engine_proto_msgTypes[16]
+	mi := &file_engine_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1741,7 @@ func (x *GroupCount) String() string {
 func (*GroupCount) ProtoMessage() {}
 
 func (x *GroupCount) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[16]
+	mi := &file_engine_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1754,7 @@ func (x *GroupCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupCount.ProtoReflect.Descriptor instead.
 func (*GroupCount) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{16}
+	return file_engine_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GroupCount) GetGroup() string {
@@ -1424,7 +1808,7 @@ type FinishReply struct {
 
 func (x *FinishReply) Reset() {
 	*x = FinishReply{}
-	mi := &file_engine_proto_msgTypes[17]
+	mi := &file_engine_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1820,7 @@ func (x *FinishReply) String() string {
 func (*FinishReply) ProtoMessage() {}
 
 func (x *FinishReply) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_proto_msgTypes[17]
+	mi := &file_engine_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1833,7 @@ func (x *FinishReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishReply.ProtoReflect.Descriptor instead.
 func (*FinishReply) Descriptor() ([]byte, []int) {
-	return file_engine_proto_rawDescGZIP(), []int{17}
+	return file_engine_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FinishReply) GetGroups() []*GroupCount {
@@ -1463,23 +1847,46 @@ var File_engine_proto protoreflect.FileDescriptor
 
 const file_engine_proto_rawDesc = "" +
 	"\n" +
-	"\fengine.proto\x12\x0ftierd.engine.v1\"6\n" +
+	"\fengine.proto\x12\x0ftierd.engine.v1\"\xab\x01\n" +
+	"\x06Memory\x12/\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1b.tierd.engine.v1.MemoryKindR\x04kind\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
+	"\x06handle\x18\x03 \x01(\fR\x06handle\x12!\n" +
+	"\foffset_bytes\x18\x04 \x01(\x04R\voffsetBytes\x12!\n" +
+	"\flength_bytes\x18\x05 \x01(\x04R\vlengthBytes\"\x89\x01\n" +
+	"\x06Stride\x12\x16\n" +
+	"\x06memory\x18\x01 \x01(\rR\x06memory\x12!\n" +
+	"\foffset_bytes\x18\x02 \x01(\x04R\voffsetBytes\x12!\n" +
+	"\fstride_bytes\x18\x03 \x01(\x04R\vstrideBytes\x12!\n" +
+	"\flength_bytes\x18\x04 \x01(\x04R\vlengthBytes\"\x98\x01\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\rR\x06blocks\"\x83\x01\n" +
+	"\x06blocks\x18\x02 \x01(\rR\x06blocks\x12/\n" +
+	"\x06layout\x18\x03 \x03(\v2\x17.tierd.engine.v1.StrideR\x06layout\x12/\n" +
+	"\x06memory\x18\x04 \x03(\v2\x17.tierd.engine.v1.MemoryR\x06memory\"\xf3\x01\n" +
 	"\rAttachRequest\x12\x1f\n" +
 	"\vengine_name\x18\x01 \x01(\tR\n" +
 	"engineName\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x02 \x01(\fR\n" +
 	"deployment\x121\n" +
-	"\aregions\x18\x03 \x03(\v2\x17.tierd.engine.v1.RegionR\aregions\"\x95\x01\n" +
+	"\aregions\x18\x03 \x03(\v2\x17.tierd.engine.v1.RegionR\aregions\x125\n" +
+	"\aaccepts\x18\x04 \x03(\x0e2\x1b.tierd.engine.v1.MemoryKindR\aaccepts\x12\x1f\n" +
+	"\vdevice_uuid\x18\x05 \x01(\tR\n" +
+	"deviceUuid\x12\x16\n" +
+	"\x06events\x18\x06 \x03(\fR\x06events\"\xf7\x01\n" +
 	"\vRegionReply\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12!\n" +
 	"\foffset_bytes\x18\x03 \x01(\x04R\voffsetBytes\x12!\n" +
 	"\fstride_bytes\x18\x04 \x01(\x04R\vstrideBytes\x12\x16\n" +
-	"\x06blocks\x18\x05 \x01(\rR\x06blocks\"\x83\x02\n" +
+	"\x06blocks\x18\x05 \x01(\rR\x06blocks\x12/\n" +
+	"\x06memory\x18\x06 \x01(\v2\x17.tierd.engine.v1.MemoryR\x06memory\x12/\n" +
+	"\x06layout\x18\a \x03(\v2\x17.tierd.engine.v1.StrideR\x06layout\"c\n" +
+	"\x06Device\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x121\n" +
+	"\x05kinds\x18\x03 \x03(\x0e2\x1b.tierd.engine.v1.MemoryKindR\x05kinds\"\xb4\x02\n" +
 	"\vAttachReply\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x126\n" +
 	"\aregions\x18\x02 \x03(\v2\x1c.tierd.engine.v1.RegionReplyR\aregions\x12+\n" +
@@ -1490,7 +1897,8 @@ const file_engine_proto_rawDesc = "" +
 	"\anode_id\x18\x06 \x01(\tR\x06nodeId\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\a \x01(\fR\n" +
-	"deployment\",\n" +
+	"deployment\x12/\n" +
+	"\x06device\x18\b \x01(\v2\x17.tierd.engine.v1.DeviceR\x06device\",\n" +
 	"\rEventsRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\"\x93\x04\n" +
 	"\fBeginRequest\x12\x1b\n" +
@@ -1535,7 +1943,7 @@ const file_engine_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vfirst_block\x18\x02 \x01(\rR\n" +
 	"firstBlock\x12\x10\n" +
-	"\x03ids\x18\x03 \x03(\rR\x03ids\"\xec\x01\n" +
+	"\x03ids\x18\x03 \x03(\rR\x03ids\"\x82\x02\n" +
 	"\fStoreRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x1d\n" +
 	"\n" +
@@ -1544,12 +1952,14 @@ const file_engine_proto_rawDesc = "" +
 	"\rnative_tokens\x18\x04 \x01(\x04R\fnativeTokens\x121\n" +
 	"\x06blocks\x18\x05 \x03(\v2\x19.tierd.engine.v1.BlockRunR\x06blocks\x12\x1f\n" +
 	"\vmore_hashes\x18\x06 \x01(\fR\n" +
-	"moreHashes\"|\n" +
+	"moreHashes\x12\x14\n" +
+	"\x05event\x18\a \x01(\rR\x05event\"\x92\x01\n" +
 	"\vLoadRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x121\n" +
-	"\x06blocks\x18\x03 \x03(\v2\x19.tierd.engine.v1.BlockRunR\x06blocks\"!\n" +
+	"\x06blocks\x18\x03 \x03(\v2\x19.tierd.engine.v1.BlockRunR\x06blocks\x12\x14\n" +
+	"\x05event\x18\x04 \x01(\rR\x05event\"!\n" +
 	"\bJobReply\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\x04R\x05jobId\"c\n" +
 	"\aFailure\x12\x14\n" +
@@ -1581,7 +1991,12 @@ const file_engine_proto_rawDesc = "" +
 	"\tunmatched\x18\x05 \x01(\x04R\tunmatched\x12\x14\n" +
 	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\"B\n" +
 	"\vFinishReply\x123\n" +
-	"\x06groups\x18\x01 \x03(\v2\x1b.tierd.engine.v1.GroupCountR\x06groups*8\n" +
+	"\x06groups\x18\x01 \x03(\v2\x1b.tierd.engine.v1.GroupCountR\x06groups*J\n" +
+	"\n" +
+	"MemoryKind\x12\x16\n" +
+	"\x12MEMORY_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vMEMORY_FILE\x10\x01\x12\x13\n" +
+	"\x0fMEMORY_CUDA_IPC\x10\x02*8\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bPRODUCER\x10\x01\x12\f\n" +
@@ -1612,60 +2027,72 @@ func file_engine_proto_rawDescGZIP() []byte {
 	return file_engine_proto_rawDescData
 }
 
-var file_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_engine_proto_goTypes = []any{
-	(Role)(0),             // 0: tierd.engine.v1.Role
-	(Leg)(0),              // 1: tierd.engine.v1.Leg
-	(*Region)(nil),        // 2: tierd.engine.v1.Region
-	(*AttachRequest)(nil), // 3: tierd.engine.v1.AttachRequest
-	(*RegionReply)(nil),   // 4: tierd.engine.v1.RegionReply
-	(*AttachReply)(nil),   // 5: tierd.engine.v1.AttachReply
-	(*EventsRequest)(nil), // 6: tierd.engine.v1.EventsRequest
-	(*BeginRequest)(nil),  // 7: tierd.engine.v1.BeginRequest
-	(*ChunkRange)(nil),    // 8: tierd.engine.v1.ChunkRange
-	(*GroupChunks)(nil),   // 9: tierd.engine.v1.GroupChunks
-	(*BeginReply)(nil),    // 10: tierd.engine.v1.BeginReply
-	(*BlockRun)(nil),      // 11: tierd.engine.v1.BlockRun
-	(*StoreRequest)(nil),  // 12: tierd.engine.v1.StoreRequest
-	(*LoadRequest)(nil),   // 13: tierd.engine.v1.LoadRequest
-	(*JobReply)(nil),      // 14: tierd.engine.v1.JobReply
-	(*Failure)(nil),       // 15: tierd.engine.v1.Failure
-	(*Event)(nil),         // 16: tierd.engine.v1.Event
-	(*FinishRequest)(nil), // 17: tierd.engine.v1.FinishRequest
-	(*GroupCount)(nil),    // 18: tierd.engine.v1.GroupCount
-	(*FinishReply)(nil),   // 19: tierd.engine.v1.FinishReply
+	(MemoryKind)(0),       // 0: tierd.engine.v1.MemoryKind
+	(Role)(0),             // 1: tierd.engine.v1.Role
+	(Leg)(0),              // 2: tierd.engine.v1.Leg
+	(*Memory)(nil),        // 3: tierd.engine.v1.Memory
+	(*Stride)(nil),        // 4: tierd.engine.v1.Stride
+	(*Region)(nil),        // 5: tierd.engine.v1.Region
+	(*AttachRequest)(nil), // 6: tierd.engine.v1.AttachRequest
+	(*RegionReply)(nil),   // 7: tierd.engine.v1.RegionReply
+	(*Device)(nil),        // 8: tierd.engine.v1.Device
+	(*AttachReply)(nil),   // 9: tierd.engine.v1.AttachReply
+	(*EventsRequest)(nil), // 10: tierd.engine.v1.EventsRequest
+	(*BeginRequest)(nil),  // 11: tierd.engine.v1.BeginRequest
+	(*ChunkRange)(nil),    // 12: tierd.engine.v1.ChunkRange
+	(*GroupChunks)(nil),   // 13: tierd.engine.v1.GroupChunks
+	(*BeginReply)(nil),    // 14: tierd.engine.v1.BeginReply
+	(*BlockRun)(nil),      // 15: tierd.engine.v1.BlockRun
+	(*StoreRequest)(nil),  // 16: tierd.engine.v1.StoreRequest
+	(*LoadRequest)(nil),   // 17: tierd.engine.v1.LoadRequest
+	(*JobReply)(nil),      // 18: tierd.engine.v1.JobReply
+	(*Failure)(nil),       // 19: tierd.engine.v1.Failure
+	(*Event)(nil),         // 20: tierd.engine.v1.Event
+	(*FinishRequest)(nil), // 21: tierd.engine.v1.FinishRequest
+	(*GroupCount)(nil),    // 22: tierd.engine.v1.GroupCount
+	(*FinishReply)(nil),   // 23: tierd.engine.v1.FinishReply
 }
 var file_engine_proto_depIdxs = []int32{
-	2,  // 0: tierd.engine.v1.AttachRequest.regions:type_name -> tierd.engine.v1.Region
-	4,  // 1: tierd.engine.v1.AttachReply.regions:type_name -> tierd.engine.v1.RegionReply
-	0,  // 2: tierd.engine.v1.BeginRequest.role:type_name -> tierd.engine.v1.Role
-	1,  // 3: tierd.engine.v1.BeginRequest.leg:type_name -> tierd.engine.v1.Leg
-	8,  // 4: tierd.engine.v1.GroupChunks.chunks:type_name -> tierd.engine.v1.ChunkRange
-	9,  // 5: tierd.engine.v1.BeginReply.demand:type_name -> tierd.engine.v1.GroupChunks
-	9,  // 6: tierd.engine.v1.BeginReply.fallback:type_name -> tierd.engine.v1.GroupChunks
-	11, // 7: tierd.engine.v1.StoreRequest.blocks:type_name -> tierd.engine.v1.BlockRun
-	11, // 8: tierd.engine.v1.LoadRequest.blocks:type_name -> tierd.engine.v1.BlockRun
-	9,  // 9: tierd.engine.v1.Event.loaded:type_name -> tierd.engine.v1.GroupChunks
-	15, // 10: tierd.engine.v1.Event.failures:type_name -> tierd.engine.v1.Failure
-	18, // 11: tierd.engine.v1.FinishReply.groups:type_name -> tierd.engine.v1.GroupCount
-	3,  // 12: tierd.engine.v1.Engine.Attach:input_type -> tierd.engine.v1.AttachRequest
-	6,  // 13: tierd.engine.v1.Engine.Events:input_type -> tierd.engine.v1.EventsRequest
-	7,  // 14: tierd.engine.v1.Engine.Begin:input_type -> tierd.engine.v1.BeginRequest
-	12, // 15: tierd.engine.v1.Engine.Store:input_type -> tierd.engine.v1.StoreRequest
-	13, // 16: tierd.engine.v1.Engine.Load:input_type -> tierd.engine.v1.LoadRequest
-	17, // 17: tierd.engine.v1.Engine.Finish:input_type -> tierd.engine.v1.FinishRequest
-	5,  // 18: tierd.engine.v1.Engine.Attach:output_type -> tierd.engine.v1.AttachReply
-	16, // 19: tierd.engine.v1.Engine.Events:output_type -> tierd.engine.v1.Event
-	10, // 20: tierd.engine.v1.Engine.Begin:output_type -> tierd.engine.v1.BeginReply
-	14, // 21: tierd.engine.v1.Engine.Store:output_type -> tierd.engine.v1.JobReply
-	14, // 22: tierd.engine.v1.Engine.Load:output_type -> tierd.engine.v1.JobReply
-	19, // 23: tierd.engine.v1.Engine.Finish:output_type -> tierd.engine.v1.FinishReply
-	18, // [18:24] is the sub-list for method output_type
-	12, // [12:18] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	0,  // 0: tierd.engine.v1.Memory.kind:type_name -> tierd.engine.v1.MemoryKind
+	4,  // 1: tierd.engine.v1.Region.layout:type_name -> tierd.engine.v1.Stride
+	3,  // 2: tierd.engine.v1.Region.memory:type_name -> tierd.engine.v1.Memory
+	5,  // 3: tierd.engine.v1.AttachRequest.regions:type_name -> tierd.engine.v1.Region
+	0,  // 4: tierd.engine.v1.AttachRequest.accepts:type_name -> tierd.engine.v1.MemoryKind
+	3,  // 5: tierd.engine.v1.RegionReply.memory:type_name -> tierd.engine.v1.Memory
+	4,  // 6: tierd.engine.v1.RegionReply.layout:type_name -> tierd.engine.v1.Stride
+	0,  // 7: tierd.engine.v1.Device.kinds:type_name -> tierd.engine.v1.MemoryKind
+	7,  // 8: tierd.engine.v1.AttachReply.regions:type_name -> tierd.engine.v1.RegionReply
+	8,  // 9: tierd.engine.v1.AttachReply.device:type_name -> tierd.engine.v1.Device
+	1,  // 10: tierd.engine.v1.BeginRequest.role:type_name -> tierd.engine.v1.Role
+	2,  // 11: tierd.engine.v1.BeginRequest.leg:type_name -> tierd.engine.v1.Leg
+	12, // 12: tierd.engine.v1.GroupChunks.chunks:type_name -> tierd.engine.v1.ChunkRange
+	13, // 13: tierd.engine.v1.BeginReply.demand:type_name -> tierd.engine.v1.GroupChunks
+	13, // 14: tierd.engine.v1.BeginReply.fallback:type_name -> tierd.engine.v1.GroupChunks
+	15, // 15: tierd.engine.v1.StoreRequest.blocks:type_name -> tierd.engine.v1.BlockRun
+	15, // 16: tierd.engine.v1.LoadRequest.blocks:type_name -> tierd.engine.v1.BlockRun
+	13, // 17: tierd.engine.v1.Event.loaded:type_name -> tierd.engine.v1.GroupChunks
+	19, // 18: tierd.engine.v1.Event.failures:type_name -> tierd.engine.v1.Failure
+	22, // 19: tierd.engine.v1.FinishReply.groups:type_name -> tierd.engine.v1.GroupCount
+	6,  // 20: tierd.engine.v1.Engine.Attach:input_type -> tierd.engine.v1.AttachRequest
+	10, // 21: tierd.engine.v1.Engine.Events:input_type -> tierd.engine.v1.EventsRequest
+	11, // 22: tierd.engine.v1.Engine.Begin:input_type -> tierd.engine.v1.BeginRequest
+	16, // 23: tierd.engine.v1.Engine.Store:input_type -> tierd.engine.v1.StoreRequest
+	17, // 24: tierd.engine.v1.Engine.Load:input_type -> tierd.engine.v1.LoadRequest
+	21, // 25: tierd.engine.v1.Engine.Finish:input_type -> tierd.engine.v1.FinishRequest
+	9,  // 26: tierd.engine.v1.Engine.Attach:output_type -> tierd.engine.v1.AttachReply
+	20, // 27: tierd.engine.v1.Engine.Events:output_type -> tierd.engine.v1.Event
+	14, // 28: tierd.engine.v1.Engine.Begin:output_type -> tierd.engine.v1.BeginReply
+	18, // 29: tierd.engine.v1.Engine.Store:output_type -> tierd.engine.v1.JobReply
+	18, // 30: tierd.engine.v1.Engine.Load:output_type -> tierd.engine.v1.JobReply
+	23, // 31: tierd.engine.v1.Engine.Finish:output_type -> tierd.engine.v1.FinishReply
+	26, // [26:32] is the sub-list for method output_type
+	20, // [20:26] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_engine_proto_init() }
@@ -1678,8 +2105,8 @@ func file_engine_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_engine_proto_rawDesc), len(file_engine_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   18,
+			NumEnums:      3,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
