@@ -29,7 +29,7 @@ TENANT = b"pytorch-pd"
 def exact_arithmetic():
     """The same operation on the same shapes gives the same bits, here and in each process."""
     torch.set_num_threads(1)
-    torch.set_deterministic_debug_mode("error")
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports a compiler
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 
@@ -156,6 +156,8 @@ class Engine:
     def __init__(self, deployment, device, blocks):
         exact_arithmetic()
         self.config, self.device = Config(), torch.device(device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.deployment = yaml.safe_load(deployment)
         groups = [memory.Group.of(g) for g in self.deployment["groups"]]
         self.pools = {g.name: Pool(g, blocks[g.name]) for g in groups}
@@ -235,9 +237,11 @@ class Engine:
 
     def leave(self):
         """Goes on alone: what is shared with the daemon is not used any more."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.own_memory()  # before the daemon frees the other
         self.client.close()
         self.client, self.events = None, []
-        self.own_memory()
 
     def ready(self):
         """Says to the daemon that what was launched so far is done: the number of an event."""
@@ -345,15 +349,16 @@ class Engine:
         pull = None
         if self.client and not self.client.gone:
             fields = begin_fields(request, self.deployment["hash_tokens"])
-            pull = self.client.pull(lambda demand, fallback: self._destinations(s, [*demand, *fallback]), **fields)
+            pull = self.client.pull(lambda demand, fallback: self._destinations(s, [*demand, *fallback]), self.ready, **fields)
             out.update(resume=pull.resume_tokens, planned=pull.planned_tokens, reason=pull.reason)
             out.update(demand=chunks(pull.demand), loaded=chunks(pull.loaded))
             out["failures"] = [[f.group, f.chunk, f.cause, f.detail] for f in pull.failures]
-            self._keep_loaded(s, pull)
+            if not self.client.gone:
+                self._keep_loaded(s, pull)
         if self.client and self.client.gone:  # also when it went in the middle of the pull
             self.leave()
             s = Sequence(self, request["prompt"])
-            out.update(resume=0, reason=out["reason"] or "the daemon is gone")
+            out.update(resume=0, loaded={}, reason=out["reason"] or "the daemon is gone")
         self.computed = 0
         if spoil:
             out["spoiled"] = self._spoil(s, out["resume"], pull.loaded)
@@ -376,8 +381,6 @@ class Engine:
         for name, firsts in blocks_of(groups, self.chunk_blocks).items():
             for b in firsts:
                 runs.append(pb.BlockRun(group=name, first_block=b, ids=s.room(name, b, b + self.chunk_blocks[name])))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the NaN are there before the bytes come
         return runs
 
     def _keep_loaded(self, s, pull):
@@ -485,7 +488,7 @@ def main():
     say({"node_id": reply.node_id, "verdict": reply.verdict, "torch": torch.__version__, "device": reply.device.name, "uuid": reply.device.uuid})
     serve(engine, say)
     if engine.client:
-        engine.client.close()
+        engine.leave()
 
 
 if __name__ == "__main__":

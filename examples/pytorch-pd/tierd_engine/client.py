@@ -183,13 +183,15 @@ class Client:
                         raise Late(f"job {job} had no result in time")
             return self._results.pop(job)
 
-    def pull(self, destinations, **fields):
+    def pull(self, destinations, ready=lambda: 0, **fields):
         """A consumer's begin and load in one, which never raises for the daemon's sake.
 
         fields are those of pb.BeginRequest. destinations is called with the plan's demand
         and fallback (lists of pb.GroupChunks) and returns the pb.BlockRuns to load into;
-        it raises MemoryError when there is no room. The answer says from which token to
-        compute; without a daemon that is local_tokens.
+        it raises MemoryError when there is no room. ready is called behind it and returns
+        LoadRequest.event: an event recorded behind the kernels that still use those blocks,
+        or 0 when there are none. The answer says from which token to compute; without a
+        daemon that is local_tokens.
         """
         local = fields.get("local_tokens", 0)
         out = Pull(local, local)
@@ -204,7 +206,7 @@ class Client:
             return out
         try:
             runs = destinations(out.demand, list(plan.fallback))
-            event = self.wait(self.load(request_id=fields["request_id"], blocks=runs))
+            event = self.wait(self.load(request_id=fields["request_id"], blocks=runs, event=ready()))
         except (Refused, Gone, MemoryError) as err:
             out.reason, out.late = f"load: {err}", isinstance(err, Late)
             return out

@@ -120,11 +120,16 @@ class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_ubyte * IPC_HANDLE_BYTES)]
 
 
-class _Bytes:
-    """Device memory by its address, for torch.as_tensor."""
+class _Mapping:
+    """Mapped GPU memory for torch.as_tensor, which keeps it as long as a tensor of it lives."""
 
-    def __init__(self, address, length):
-        self.__cuda_array_interface__ = {"shape": (length,), "typestr": "|u1", "data": (address, False), "version": 3}
+    def __init__(self, address, offset, length):
+        self._address = address
+        self.__cuda_array_interface__ = {"shape": (length,), "typestr": "|u1", "data": (address + offset, False), "version": 3}
+
+    def __del__(self):
+        # It may fail: the process that exported the memory may be gone.
+        ctypes.CDLL("libcuda.so.1").cuIpcCloseMemHandle(ctypes.c_uint64(self._address))
 
 
 def _cuda(name, *arguments):
@@ -136,13 +141,14 @@ def _cuda(name, *arguments):
 def map_cuda(handle, offset, length, device):
     """GPU memory that another process has exported, as a byte tensor.
 
-    It must not be used any more when that process has ended or has freed it.
+    It is mapped as long as a tensor of it lives, and must not be used any more when that
+    process has ended or has freed it.
     """
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).synchronize()  # torch has made its context by now
         address = ctypes.c_uint64()
         _cuda("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
-        return torch.as_tensor(_Bytes(address.value + offset, length), device=device)
+        return torch.as_tensor(_Mapping(address.value, offset, length), device=device)
 
 
 def export_cuda(tensor):
