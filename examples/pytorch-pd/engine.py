@@ -311,33 +311,47 @@ class Engine:
     def produce(self, request, stop_after=None):
         """Prefills a prompt and stores it step by step; stops early after so many steps."""
         s = Sequence(self, request["prompt"])
+        try:
+            if not self.client:
+                raise Gone("no daemon")
+            return self._prefill_and_store(s, request, stop_after)
+        except (Refused, Gone) as err:
+            if self.client and isinstance(err, Gone):
+                self.leave()
+            else:
+                s.close()
+            s = Sequence(self, request["prompt"])
+            self.prefill(s, 0)
+            s.close()
+            return {"computed": len(s.tokens), "aborted": False, "reason": str(err)}
+
+    def _prefill_and_store(self, s, request, stop_after):
         fields = begin_fields(request, self.deployment["hash_tokens"])
-        plan = self.client.begin(role=pb.PRODUCER, **fields)
-        done, last, aborted = 0, None, False
+        self.client.begin(role=pb.PRODUCER, **fields)
+        done, last, abort = 0, None, True
         try:
             for i, (a, b) in enumerate(self.steps(0, len(s.tokens))):
-                if stop_after is not None and i == stop_after:
-                    aborted = True
+                if i == stop_after:
                     break
                 self.step(s, a, b)
                 job = self.client.store(request_id=request["id"], computed_tokens=b, blocks=s.untold(), event=self.ready())
                 # While this step is copied the next one runs. Only what the step before
                 # has left behind may go now.
-                done = b
                 if last:
                     self._stored(s, *last)
-                last = (job, b)
+                done, last = b, (job, b)
             if last:
                 self._stored(s, *last)
+            abort = done < len(s.tokens)
         finally:
-            reply = self.client.finish(request["id"], abort=aborted, computed_tokens=done)
-            s.close()
-        return {"computed": done, "aborted": aborted, "reuse": plan.reuse_tokens, "groups": counts(reply)}
+            self.client.finish(request["id"], abort=abort, computed_tokens=done)
+        s.close()
+        return {"computed": done, "aborted": abort, "reason": ""}
 
     def _stored(self, s, job, computed):
         event = self.client.wait(job)
-        if not event.ok:
-            raise RuntimeError(f"store of {computed} tokens: {event.error}")
+        if not event.ok:  # it is not stored; the consumer will hear so
+            print(f"store of {computed} tokens: {event.error}", file=sys.stderr)
         s.slide(computed)
 
     # The consumer's side.
@@ -451,7 +465,7 @@ def unpack(p):
     return flat.view(p["shape"])
 
 
-def serve(engine, say):
+def serve(engine, attach, say):
     for line in sys.stdin:
         request = json.loads(line)
         if engine.client and "call_timeout_s" in request:
@@ -460,6 +474,8 @@ def serve(engine, say):
             say(engine.produce(request, request.get("stop_after")))
         elif request["do"] == "patience":
             say({})
+        elif request["do"] == "attach":
+            attach()
         elif request["do"] == "consume":
             noise = gumbel(request["seed"], request["decode"], engine.config.vocab_size)
             say(engine.consume(request, noise, request.get("spoil", False)))
@@ -484,9 +500,13 @@ def main():
 
     with open(a.deployment) as f:
         engine = Engine(f.read(), a.device, a.blocks)
-    reply = engine.attach(a.name, a.socket, a.memory)
-    say({"node_id": reply.node_id, "verdict": reply.verdict, "torch": torch.__version__, "device": reply.device.name, "uuid": reply.device.uuid})
-    serve(engine, say)
+
+    def attach():
+        reply = engine.attach(a.name, a.socket, a.memory)
+        say({"node_id": reply.node_id, "verdict": reply.verdict, "torch": torch.__version__, "device": reply.device.name, "uuid": reply.device.uuid})
+
+    attach()
+    serve(engine, attach, say)
     if engine.client:
         engine.leave()
 

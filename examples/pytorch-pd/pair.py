@@ -171,7 +171,7 @@ class Truth:
         # In fp32 the draws are far enough apart; in bf16 they need not be, and after
         # another token there is nothing to compare.
         same = [i for i in range(DECODE) if one_tokens[:i] == tokens[:i]]
-        far = {"one step": float((one_rows[same] - rows[same]).abs().max())}
+        far = {"one step": float((one_rows.cpu()[same] - rows[same]).abs().max())}
         if self.model:
             hf = self.model(prompt + tokens[:-1])[len(prompt) - 1 :].to(rows.dtype).cpu()
             far["transformers"] = float((hf - rows).abs().max())
@@ -434,10 +434,17 @@ def faults(pair, producer, consumer):
     hold(got["resume"] == 0 and took < 6, f"the peer was killed, but the request resumed at {got['resume']} after {took:.1f} s")
     pair.alone("peer killed", request, got, took)
 
-    # A new peer, so that there is something to wait for when the consumer's daemon dies.
+    request = pair.request(pair.prompt(pair.draw.randrange(300, 900)), "pd")
+    pair.produce(request)
+    made = pair.producer.answer()
+    hold(made["computed"] == len(request["prompt"]) and made["reason"], f"without its daemon the prefill engine computed {made['computed']} tokens")
+    print(f"{request['id']:>4} the prefill engine without its daemon: computed {made['computed']} tokens. {made['reason'][:60]}")
     os.remove(os.path.join(producer.state, "addresses.json"))
     producer.start()
     producer.ready()
+    pair.producer.ask(do="attach")
+    pair.producer.answer()
+    pair.pulled(pair.draw.randrange(300, 900), "pd", early=True)
     request = pair.request(pair.prompt(pair.draw.randrange(300, 900)), "pd")
     begun = time.monotonic()
     pair.consume(request)

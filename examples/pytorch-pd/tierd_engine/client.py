@@ -183,6 +183,13 @@ class Client:
                         raise Late(f"job {job} had no result in time")
             return self._results.pop(job)
 
+    def poll(self, job):
+        """The Event of a job if it is there by now, or None: wait without waiting."""
+        with self._news:
+            if job not in self._results and self._gone:
+                raise self._gone
+            return self._results.pop(job, None)
+
     def pull(self, destinations, ready=lambda: 0, **fields):
         """A consumer's begin and load in one, which never raises for the daemon's sake.
 
