@@ -133,10 +133,19 @@ class Step:
             lo = self.engine.first_read(g, start)
             past = sequence.tables[name][lo // bt : -(-end // bt)]
             if None in past:
-                raise RuntimeError(f"group {name}: attention at token {start} reads block {lo // bt + past.index(None)}, which is not there")
+                raise RuntimeError(
+                    f"group {name}: attention at token {start} reads block {lo // bt + past.index(None)}, which is not there"
+                )
             at = torch.arange(start, end)
             table = torch.tensor([-1 if id is None else id for id in sequence.tables[name]])
-            self.groups[name] = (table[at // bt].to(device), (at % bt).to(device), torch.tensor(past, device=device), lo, lo % bt, end - lo)
+            self.groups[name] = (
+                table[at // bt].to(device),
+                (at % bt).to(device),
+                torch.tensor(past, device=device),
+                lo,
+                lo % bt,
+                end - lo,
+            )
 
     def put(self, layer, k, v):
         name, i = self.engine.place[layer]
@@ -178,10 +187,17 @@ class Engine:
             self.place[layer] = (g.name, used[g.name])
             used[g.name] += 1
         for g in groups:
-            here = (used[g.name], self.config.kv_heads, self.config.head_dim, self.config.window if g.rule == "window" else None)
+            here = (
+                used[g.name],
+                self.config.kv_heads,
+                self.config.head_dim,
+                self.config.window if g.rule == "window" else None,
+            )
             there = (g.layers, g.kv_heads, g.head_dim, g.params.get("window"))
             if here != there:
-                raise ValueError(f"group {g.name}: the model has (layers, heads, head size, window) {here}, the deployment {there}")
+                raise ValueError(
+                    f"group {g.name}: the model has (layers, heads, head size, window) {here}, the deployment {there}"
+                )
 
     def first_read(self, group, n):
         """The first token that attention reads to compute token n."""
@@ -223,7 +239,11 @@ class Engine:
             event = torch.cuda.Event(interprocess=True)
             event.record(torch.cuda.current_stream(self.device))
             self.events = [event]
-            more = {"accepts": [pb.MEMORY_CUDA_IPC], "device_uuid": memory.device_uuid(self.device), "events": [event.ipc_handle()]}
+            more = {
+                "accepts": [pb.MEMORY_CUDA_IPC],
+                "device_uuid": memory.device_uuid(self.device),
+                "events": [event.ipc_handle()],
+            }
         self.client = Client(socket)
         reply = self.client.attach(name, regions, **more)
         for region in reply.regions:
@@ -334,7 +354,9 @@ class Engine:
                 if i == stop_after:
                     break
                 self.step(s, a, b)
-                job = self.client.store(request_id=request["id"], computed_tokens=b, blocks=s.untold(), event=self.ready())
+                job = self.client.store(
+                    request_id=request["id"], computed_tokens=b, blocks=s.untold(), event=self.ready()
+                )
                 # While this step is copied the next one runs. Only what the step before
                 # has left behind may go now.
                 if last:
@@ -363,7 +385,9 @@ class Engine:
         pull = None
         if self.client and not self.client.gone:
             fields = begin_fields(request, self.deployment["hash_tokens"])
-            pull = self.client.pull(lambda demand, fallback: self._destinations(s, [*demand, *fallback]), self.ready, **fields)
+            pull = self.client.pull(
+                lambda demand, fallback: self._destinations(s, [*demand, *fallback]), self.ready, **fields
+            )
             out.update(resume=pull.resume_tokens, planned=pull.planned_tokens, reason=pull.reason)
             out.update(demand=chunks(pull.demand), loaded=chunks(pull.loaded))
             out["failures"] = [[f.group, f.chunk, f.cause, f.detail] for f in pull.failures]
@@ -457,11 +481,17 @@ def gumbel(seed, rows, vocabulary):
 
 def pack(t):
     t = t.contiguous().cpu()
-    return {"dtype": str(t.dtype), "shape": list(t.shape), "bytes": base64.b64encode(t.view(torch.uint8).numpy().tobytes()).decode()}
+    return {
+        "dtype": str(t.dtype),
+        "shape": list(t.shape),
+        "bytes": base64.b64encode(t.view(torch.uint8).numpy().tobytes()).decode(),
+    }
 
 
 def unpack(p):
-    flat = torch.frombuffer(bytearray(base64.b64decode(p["bytes"])), dtype=getattr(torch, p["dtype"].removeprefix("torch.")))
+    flat = torch.frombuffer(
+        bytearray(base64.b64decode(p["bytes"])), dtype=getattr(torch, p["dtype"].removeprefix("torch."))
+    )
     return flat.view(p["shape"])
 
 
@@ -503,7 +533,15 @@ def main():
 
     def attach():
         reply = engine.attach(a.name, a.socket, a.memory)
-        say({"node_id": reply.node_id, "verdict": reply.verdict, "torch": torch.__version__, "device": reply.device.name, "uuid": reply.device.uuid})
+        say(
+            {
+                "node_id": reply.node_id,
+                "verdict": reply.verdict,
+                "torch": torch.__version__,
+                "device": reply.device.name,
+                "uuid": reply.device.uuid,
+            }
+        )
 
     attach()
     serve(engine, attach, say)

@@ -56,7 +56,12 @@ def random_weights(c, seed):
         w[at + "mlp.gate_proj.weight"] = matrix(c.intermediate_size, c.hidden_size)
         w[at + "mlp.up_proj.weight"] = matrix(c.intermediate_size, c.hidden_size)
         w[at + "mlp.down_proj.weight"] = matrix(c.hidden_size, c.intermediate_size)
-        for name in ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"):
+        for name in (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ):
             w[at + name + ".weight"] = norm(c.hidden_size)
     w["model.norm.weight"] = norm(c.hidden_size)
     return w
@@ -69,7 +74,8 @@ class Model:
         self.config, self.device, self.dtype = config, device, dtype
         self.w = {name: w.to(device, dtype) for name, w in weights.items()}
         self.inverse = {
-            kind: 1.0 / theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim)
+            kind: 1.0
+            / theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim)
             for kind, theta in config.rope_theta.items()
         }
         self.scale = torch.tensor(config.hidden_size**0.5, device=device).to(dtype)

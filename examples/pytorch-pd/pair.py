@@ -23,9 +23,8 @@ import urllib.request
 import torch
 import yaml
 
-from engine import Engine, gumbel, unpack
+from engine import WEIGHT_SEED, Engine, gumbel, unpack
 from model import random_weights, reference
-from engine import WEIGHT_SEED
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PRODUCER, CONSUMER = "node-p", "node-c"
@@ -113,9 +112,27 @@ class Worker:
     def __init__(self, run, name, daemon, device, kind):
         self.name = name
         self.log = open(os.path.join(run, name + ".log"), "w")
-        command = [sys.executable, os.path.join(HERE, "engine.py"), "--name", name, "--socket", daemon.socket, "--device", device]
-        command += ["--memory", kind, "--deployment", os.path.join(run, "deployment.yaml"), "--blocks", json.dumps(BLOCKS)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        command = [
+            sys.executable,
+            os.path.join(HERE, "engine.py"),
+            "--name",
+            name,
+            "--socket",
+            daemon.socket,
+            "--device",
+            device,
+        ]
+        command += [
+            "--memory",
+            kind,
+            "--deployment",
+            os.path.join(run, "deployment.yaml"),
+            "--blocks",
+            json.dumps(BLOCKS),
+        ]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
+        )
 
     def ask(self, **request):
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -159,7 +176,9 @@ class Truth:
             print(f"not compared with Hugging Face's Gemma 3: {err}")
             return
         self.version = transformers.__version__
-        self.model = reference(self.engine.config, random_weights(self.engine.config, WEIGHT_SEED), device, self.engine.model.dtype)
+        self.model = reference(
+            self.engine.config, random_weights(self.engine.config, WEIGHT_SEED), device, self.engine.model.dtype
+        )
 
     def alone(self, prompt, seed, resume):
         return self.engine.alone(prompt, gumbel(seed, DECODE, self.vocabulary), resume)
@@ -175,7 +194,10 @@ class Truth:
         if self.model:
             hf = self.model(prompt + tokens[:-1])[len(prompt) - 1 :].to(rows.dtype).cpu()
             far["transformers"] = float((hf - rows).abs().max())
-            hold(self.dtype != "fp32" or [int((r.float() + n).argmax()) for r, n in zip(hf, noise)] == tokens, "tokens differ from Hugging Face's model")
+            hold(
+                self.dtype != "fp32" or [int((r.float() + n).argmax()) for r, n in zip(hf, noise)] == tokens,
+                "tokens differ from Hugging Face's model",
+            )
         hold(self.dtype != "fp32" or one_tokens == tokens, "tokens differ from the run in one step")
         for what, d in far.items():
             hold(d <= TOLERANCE[self.dtype], f"logits are {d} from those of {what}; at most {TOLERANCE[self.dtype]}")
@@ -212,7 +234,9 @@ class Oracle:
 
     def bytes(self, dtype):
         size = {"fp32": 4, "bf16": 2}[dtype]
-        return {n: 2 * g["layers"] * self.chunk[n] * g["kv_heads"] * g["head_dim"] * size for n, g in self.groups.items()}
+        return {
+            n: 2 * g["layers"] * self.chunk[n] * g["kv_heads"] * g["head_dim"] * size for n, g in self.groups.items()
+        }
 
 
 class Pair:
@@ -232,7 +256,13 @@ class Pair:
 
     def request(self, prompt, leg):
         self.number += 1
-        return {"id": f"r{self.number}", "prompt": prompt, "leg": leg, "seed": self.seed + self.number, "decode": DECODE}
+        return {
+            "id": f"r{self.number}",
+            "prompt": prompt,
+            "leg": leg,
+            "seed": self.seed + self.number,
+            "decode": DECODE,
+        }
 
     def consume(self, request, **more):
         self.consumer.ask(do="consume", peer=PRODUCER, **request, **more)
@@ -246,7 +276,10 @@ class Pair:
         mine = unpack(got["logits"])
         hold(bool(torch.isfinite(mine.float()).all()), "logits are not numbers: attention has read what is not there")
         rows = rows.cpu()
-        hold(torch.equal(mine.view(torch.uint8), rows.contiguous().view(torch.uint8)), f"logits differ from the run without offload by up to {float((mine.float() - rows.float()).abs().max())}")
+        hold(
+            torch.equal(mine.view(torch.uint8), rows.contiguous().view(torch.uint8)),
+            f"logits differ from the run without offload by up to {float((mine.float() - rows.float()).abs().max())}",
+        )
         hold(got["tokens"] == tokens, f"tokens {got['tokens']} differ from {tokens} without offload")
         return tokens, rows
 
@@ -265,9 +298,18 @@ class Pair:
             self.consume(request, spoil=True)
             got = self.consumer.answer()
         resume = self.oracle.resume(length)
-        hold(made["computed"] == length and not made["aborted"], f"the producer computed {made['computed']} of {length} tokens")
-        hold(got["resume"] == got["planned"] == resume, f"resumed at {got['resume']}, planned {got['planned']}, possible {resume}: {got['reason']} {got['failures']}")
-        hold(got["computed"] == length - resume, f"the consumer computed {got['computed']} tokens of the prompt instead of {length - resume}")
+        hold(
+            made["computed"] == length and not made["aborted"],
+            f"the producer computed {made['computed']} of {length} tokens",
+        )
+        hold(
+            got["resume"] == got["planned"] == resume,
+            f"resumed at {got['resume']}, planned {got['planned']}, possible {resume}: {got['reason']} {got['failures']}",
+        )
+        hold(
+            got["computed"] == length - resume,
+            f"the consumer computed {got['computed']} tokens of the prompt instead of {length - resume}",
+        )
         self._moved(got, length, resume)
         tokens, rows = self.equal(request, got)
         least = self._spoiled(got)
@@ -277,11 +319,17 @@ class Pair:
         n = {name: len(c) for name, c in got["loaded"].items()}
         whole = self.oracle.whole(length)
         parts = ", ".join(f"{name} {n.get(name, 0)} of {whole[name]}" for name in whole)
-        print(f"{request['id']:>4} {leg:6} {'early' if early else 'late':5} prompt {length:4}  resumed {resume:4}  computed {got['computed']:3}  chunks {parts:30}  equal{least}", flush=True)
+        print(
+            f"{request['id']:>4} {leg:6} {'early' if early else 'late':5} prompt {length:4}  resumed {resume:4}  computed {got['computed']:3}  chunks {parts:30}  equal{least}",
+            flush=True,
+        )
 
     def _moved(self, got, length, resume):
         needed = self.oracle.needed(resume)
-        hold(got["loaded"] == got["demand"] == needed, f"loaded {got['loaded']}, demanded {got['demand']}, needed {needed}")
+        hold(
+            got["loaded"] == got["demand"] == needed,
+            f"loaded {got['loaded']}, demanded {got['demand']}, needed {needed}",
+        )
         size = self.oracle.bytes(self.dtype)
         for name in self.oracle.groups:
             n, c = len(needed.get(name, ())), got["groups"].get(name)
@@ -298,15 +346,24 @@ class Pair:
         hold(sum(map(len, got["loaded"].values())) == len(got["spoiled"]), "not every loaded chunk was spoiled")
         group, chunk, least = min(got["spoiled"], key=lambda s: s[2])
         bound = TOLERANCE[self.dtype] if self.dtype == "fp32" else 0
-        hold(least > bound, f"logits differ by {least} only when chunk {chunk} of group {group} is zeroed; more than {bound} was to be seen")
+        hold(
+            least > bound,
+            f"logits differ by {least} only when chunk {chunk} of group {group} is zeroed; more than {bound} was to be seen",
+        )
         return f"; without one chunk >= {least:.1e} off"
 
     def alone(self, what, request, got, took, failures=None):
         """A request that the consumer had to compute itself, in whole or in part."""
         self.equal(request, got)
-        hold(got["computed"] == len(request["prompt"]) - got["resume"], f"computed {got['computed']} tokens from {got['resume']} on")
+        hold(
+            got["computed"] == len(request["prompt"]) - got["resume"],
+            f"computed {got['computed']} tokens from {got['resume']} on",
+        )
         why = got["reason"] or got["failures"]
-        print(f"{request['id']:>4} {what}: resumed {got['resume']} of {len(request['prompt'])}, {took:.2f} s, equal. {str(why)[:110]}", flush=True)
+        print(
+            f"{request['id']:>4} {what}: resumed {got['resume']} of {len(request['prompt'])}, {took:.2f} s, equal. {str(why)[:110]}",
+            flush=True,
+        )
 
     def count(self, got):
         """Adds what a request's own counts say, for counters to find again."""
@@ -348,9 +405,15 @@ def shared(pair):
     pair.producer.answer()
     got, took = pair.consumer.answer(), time.monotonic() - begun
     kept = pair.oracle.aligned(same)
-    hold(got["resume"] == kept < got["planned"], f"{same} tokens are shared and {kept} can be had, but the consumer resumed at {got['resume']}, planned {got['planned']}: {got['reason']}")
+    hold(
+        got["resume"] == kept < got["planned"],
+        f"{same} tokens are shared and {kept} can be had, but the consumer resumed at {got['resume']}, planned {got['planned']}: {got['reason']}",
+    )
     for name, needed in pair.oracle.needed(kept).items():
-        hold(set(needed) <= set(got["loaded"][name]), f"group {name}: chunks {needed} are needed, {got['loaded'][name]} were loaded")
+        hold(
+            set(needed) <= set(got["loaded"][name]),
+            f"group {name}: chunks {needed} are needed, {got['loaded'][name]} were loaded",
+        )
     pair.count(got)
     pair.alone(f"another prompt after {same} tokens, leg demand", here, got, took)
 
@@ -361,22 +424,33 @@ def withheld(pair):
     steps = pair.draw.randrange(5, 8)
     pair.produce(request, stop_after=steps)
     made = pair.producer.answer()
-    hold(made["aborted"] and made["computed"] == steps * pair.oracle.common, f"the producer was to stop after {steps} steps: {made['computed']}")
+    hold(
+        made["aborted"] and made["computed"] == steps * pair.oracle.common,
+        f"the producer was to stop after {steps} steps: {made['computed']}",
+    )
     got, took = pair.timed(request)
-    hold(got["failures"] and got["resume"] < got["planned"], f"the producer stopped early, but the consumer resumed at {got['resume']}, planned {got['planned']}")
+    hold(
+        got["failures"] and got["resume"] < got["planned"],
+        f"the producer stopped early, but the consumer resumed at {got['resume']}, planned {got['planned']}",
+    )
     pair.count(got)
     pair.alone(f"producer stopped at {made['computed']}, leg pd", request, got, took)
 
     again = {**request, "id": request["id"] + "b", "leg": "probe"}
     got, took = pair.timed(again)
     kept = pair.oracle.aligned(made["computed"])
-    hold(got["resume"] == kept, f"of {made['computed']} stored tokens a probe finds {got['resume']}, and {kept} are kept")
+    hold(
+        got["resume"] == kept, f"of {made['computed']} stored tokens a probe finds {got['resume']}, and {kept} are kept"
+    )
     pair.count(got)
     pair.alone("the same prompt, leg probe", again, got, took)
 
     request = pair.request(pair.prompt(pair.draw.randrange(300, 900)), "pd")
     got, took = pair.timed(request, deadline_ms=1000)
-    hold(got["resume"] == 0 and got["planned"] and got["failures"], f"nobody produced, but the consumer resumed at {got['resume']}")
+    hold(
+        got["resume"] == 0 and got["planned"] and got["failures"],
+        f"nobody produced, but the consumer resumed at {got['resume']}",
+    )
     hold(took < 5, f"a request of 1 s waited {took:.1f} s")
     pair.count(got)
     pair.alone("producer never began, deadline 1 s", request, got, took)
@@ -388,17 +462,28 @@ def counters(pair, producer, consumer):
     size = pair.oracle.bytes(pair.dtype)
 
     def total(m, name, **labels):
-        return sum(v for k, v in m.items() if k.split("{")[0] == name and all(f'{a}="{b}"' in k for a, b in labels.items()))
+        return sum(
+            v for k, v in m.items() if k.split("{")[0] == name and all(f'{a}="{b}"' in k for a, b in labels.items())
+        )
 
     for name in pair.oracle.groups:
         got = total(here, "tierd_transferred_chunks_total", group=name)
-        hold(got == pair.moved[name] > 0, f"group {name}: {got} chunks came from the peer by the consumer's counter, {pair.moved[name]} by its requests")
+        hold(
+            got == pair.moved[name] > 0,
+            f"group {name}: {got} chunks came from the peer by the consumer's counter, {pair.moved[name]} by its requests",
+        )
         sent = total(there, "tierd_peer_ended_chunks_total", group=name, end="transferred")
         # One that was under way when the consumer had heard enough is aborted over there.
         aborted = total(there, "tierd_peer_ended_chunks_total", group=name, end="aborted")
-        hold(sent <= got <= sent + aborted, f"group {name}: the producer sent {sent} chunks and aborted {aborted}, the consumer got {got}")
+        hold(
+            sent <= got <= sent + aborted,
+            f"group {name}: the producer sent {sent} chunks and aborted {aborted}, the consumer got {got}",
+        )
         lost = total(here, "tierd_unmatched_chunks_total", group=name)
-        hold(lost == pair.lost[name], f"group {name}: {lost} chunks unmatched by the counter, {pair.lost[name]} by the requests")
+        hold(
+            lost == pair.lost[name],
+            f"group {name}: {lost} chunks unmatched by the counter, {pair.lost[name]} by the requests",
+        )
     read = total(here, "tierd_kv_offload_tiering_read_bytes_total", tier="1:peer")
     want = sum(pair.moved[n] * size[n] for n in size)
     hold(read == want, f"{read} bytes came from the peer, {want} were expected")
@@ -407,7 +492,9 @@ def counters(pair, producer, consumer):
     window = "sliding"
     hold(pair.moved[window] < pair.prompt_chunks[window], "sliding layers demanded every chunk")
     moved = ", ".join(f"{n} {pair.moved[n]} chunks" for n in size)
-    print(f"     through the peer: {moved}, {read / 1e6:.1f} MB; sliding layers pulled {pair.moved[window]} of the {pair.prompt_chunks[window]} chunks of their prompts")
+    print(
+        f"     through the peer: {moved}, {read / 1e6:.1f} MB; sliding layers pulled {pair.moved[window]} of the {pair.prompt_chunks[window]} chunks of their prompts"
+    )
 
 
 def faults(pair, producer, consumer):
@@ -422,7 +509,10 @@ def faults(pair, producer, consumer):
         got, took = pair.timed(request, call_timeout_s=1.0)
     finally:
         consumer.process.send_signal(signal.SIGCONT)
-    hold(got["resume"] == 0 and took < 6, f"the daemon was frozen, but the request resumed at {got['resume']} after {took:.1f} s")
+    hold(
+        got["resume"] == 0 and took < 6,
+        f"the daemon was frozen, but the request resumed at {got['resume']} after {took:.1f} s",
+    )
     pair.alone("own daemon frozen, calls have 1 s", request, got, took)
     pair.consumer.ask(do="patience", call_timeout_s=20.0)
     pair.consumer.answer()
@@ -431,14 +521,22 @@ def faults(pair, producer, consumer):
     request = pair.request(pair.prompt(pair.draw.randrange(300, 900)), "pd")
     producer.stop(signal.SIGKILL)
     got, took = pair.timed(request)
-    hold(got["resume"] == 0 and took < 6, f"the peer was killed, but the request resumed at {got['resume']} after {took:.1f} s")
+    hold(
+        got["resume"] == 0 and took < 6,
+        f"the peer was killed, but the request resumed at {got['resume']} after {took:.1f} s",
+    )
     pair.alone("peer killed", request, got, took)
 
     request = pair.request(pair.prompt(pair.draw.randrange(300, 900)), "pd")
     pair.produce(request)
     made = pair.producer.answer()
-    hold(made["computed"] == len(request["prompt"]) and made["reason"], f"without its daemon the prefill engine computed {made['computed']} tokens")
-    print(f"{request['id']:>4} the prefill engine without its daemon: computed {made['computed']} tokens. {made['reason'][:60]}")
+    hold(
+        made["computed"] == len(request["prompt"]) and made["reason"],
+        f"without its daemon the prefill engine computed {made['computed']} tokens",
+    )
+    print(
+        f"{request['id']:>4} the prefill engine without its daemon: computed {made['computed']} tokens. {made['reason'][:60]}"
+    )
     os.remove(os.path.join(producer.state, "addresses.json"))
     producer.start()
     producer.ready()
@@ -455,7 +553,10 @@ def faults(pair, producer, consumer):
     time.sleep(0.3)  # the load waits by now
     consumer.stop(signal.SIGKILL)
     got, took = pair.consumer.answer(), time.monotonic() - begun
-    hold(got["resume"] == 0 and took < 6, f"the daemon was killed, but the request resumed at {got['resume']} after {took:.1f} s")
+    hold(
+        got["resume"] == 0 and took < 6,
+        f"the daemon was killed, but the request resumed at {got['resume']} after {took:.1f} s",
+    )
     pair.alone("own daemon killed in the middle of a load", request, got, took)
     request = pair.request(pair.prompt(pair.draw.randrange(300, 900)), "pd")
     got, took = pair.timed(request)
@@ -469,7 +570,9 @@ def play(a, run, slab_dir, started):
     with open(os.path.join(run, "deployment.yaml"), "w") as f:
         f.write(text)
     checked = subprocess.run(
-        [a.tierd, "check", "--state", os.path.join(run, "verdict"), os.path.join(run, "deployment.yaml")], capture_output=True, text=True
+        [a.tierd, "check", "--state", os.path.join(run, "verdict"), os.path.join(run, "deployment.yaml")],
+        capture_output=True,
+        text=True,
     )
     hold(checked.returncode == 0, f"tierd check: {checked.stdout}{checked.stderr}")
     ports = free_ports(2)
@@ -487,7 +590,9 @@ def play(a, run, slab_dir, started):
         started.append(workers[-1])
     for w, device in zip(workers, devices):
         hello = w.answer()
-        print(f"engine {w.name}: PyTorch {hello['torch']} on {device}, daemon {hello['node_id']} on {' '.join(filter(None, (hello['device'], hello['uuid'])))}, deployment {hello['verdict']}")
+        print(
+            f"engine {w.name}: PyTorch {hello['torch']} on {device}, daemon {hello['node_id']} on {' '.join(filter(None, (hello['device'], hello['uuid'])))}, deployment {hello['verdict']}"
+        )
     print(f"seed {a.seed}, {a.dtype}, memory {a.memory}, transformers {truth.version or 'not there'}", flush=True)
     pair = Pair(*workers, truth, Oracle(yaml.safe_load(text)), a.seed, a.dtype)
     legs(pair, a.prompts)
@@ -496,15 +601,24 @@ def play(a, run, slab_dir, started):
     counters(pair, producer, consumer)
     faults(pair, producer, consumer)
     far = ", ".join(f"{what} {d:.1e}" for what, d in pair.worst.items())
-    print(f"done: tokens and logits are those of the run without offload, bit for bit; farthest from the same prompt in other shapes: {far}")
+    print(
+        f"done: tokens and logits are those of the run without offload, bit for bit; farthest from the same prompt in other shapes: {far}"
+    )
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tierd", required=True, help="the tierd executable")
-    p.add_argument("--devices", default="cpu", help="cpu, cuda:0 or cuda:0,cuda:1: of the prefill and of the decode engine")
+    p.add_argument(
+        "--devices", default="cpu", help="cpu, cuda:0 or cuda:0,cuda:1: of the prefill and of the decode engine"
+    )
     p.add_argument("--gpus", action="store_true", help="several runs, on one GPU and, where there are more, on two")
-    p.add_argument("--memory", default="", choices=("", "file", "file-layers", "ipc", "torch"), help="whose memory the KV blocks are in; default file, on a GPU torch")
+    p.add_argument(
+        "--memory",
+        default="",
+        choices=("", "file", "file-layers", "ipc", "torch"),
+        help="whose memory the KV blocks are in; default file, on a GPU torch",
+    )
     p.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     p.add_argument("--prompts", type=int, default=8, help="prompts of leg pd")
     p.add_argument("--seed", type=int, default=random.randrange(1 << 30))
@@ -527,6 +641,10 @@ def main():
 
 def run(a):
     a.memory = a.memory or ("file" if a.devices == "cpu" else "torch")
+    if (a.devices == "cpu") != a.memory.startswith("file"):
+        sys.exit(
+            f"--memory {a.memory} is not for --devices {a.devices}: file and file-layers are host memory, ipc and torch are a GPU's"
+        )
     run = tempfile.mkdtemp(prefix="tierd-pytorch-", dir="/tmp")  # the path of a socket is short
     slab_dir = tempfile.mkdtemp(prefix="tierd-pytorch-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else run)
     started, failed = [], True

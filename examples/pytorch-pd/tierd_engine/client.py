@@ -167,7 +167,9 @@ class Client:
 
     def finish(self, request_id, abort=False, computed_tokens=0):
         """Ends a request, after its last job, and returns the FinishReply."""
-        request = pb.FinishRequest(engine_id=self.engine_id, request_id=request_id, abort=abort, computed_tokens=computed_tokens)
+        request = pb.FinishRequest(
+            engine_id=self.engine_id, request_id=request_id, abort=abort, computed_tokens=computed_tokens
+        )
         return self._call("Finish", request)
 
     def wait(self, job, timeout=None):
@@ -227,7 +229,9 @@ class Client:
 
     def _try_finish(self, request_id, abort, timeout):
         try:
-            self._call("Finish", pb.FinishRequest(engine_id=self.engine_id, request_id=request_id, abort=abort), timeout)
+            self._call(
+                "Finish", pb.FinishRequest(engine_id=self.engine_id, request_id=request_id, abort=abort), timeout
+            )
         except (Refused, Gone):
             pass  # the end of the stream of events ends it
 

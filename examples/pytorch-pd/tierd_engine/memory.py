@@ -71,7 +71,14 @@ def layer_by_layer(group, blocks, memory_per_layer=False):
     out = []
     for i in range(2 * group.layers):
         at = (i % 2 if memory_per_layer else i) * plane
-        out.append(pb.Stride(memory=i // 2 if memory_per_layer else 0, offset_bytes=at, stride_bytes=group.page_bytes, length_bytes=group.page_bytes))
+        out.append(
+            pb.Stride(
+                memory=i // 2 if memory_per_layer else 0,
+                offset_bytes=at,
+                stride_bytes=group.page_bytes,
+                length_bytes=group.page_bytes,
+            )
+        )
     return out
 
 
@@ -125,7 +132,12 @@ class _Mapping:
 
     def __init__(self, address, offset, length):
         self._address = address
-        self.__cuda_array_interface__ = {"shape": (length,), "typestr": "|u1", "data": (address + offset, False), "version": 3}
+        self.__cuda_array_interface__ = {
+            "shape": (length,),
+            "typestr": "|u1",
+            "data": (address + offset, False),
+            "version": 3,
+        }
 
     def __del__(self):
         # It may fail: the process that exported the memory may be gone.
@@ -163,7 +175,10 @@ def export_cuda(tensor):
         _cuda("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
         _cuda("cuIpcGetMemHandle", ctypes.byref(handle), base)
     return pb.Memory(
-        kind=pb.MEMORY_CUDA_IPC, handle=bytes(handle), offset_bytes=address.value - base.value, length_bytes=tensor.numel() * tensor.element_size()
+        kind=pb.MEMORY_CUDA_IPC,
+        handle=bytes(handle),
+        offset_bytes=address.value - base.value,
+        length_bytes=tensor.numel() * tensor.element_size(),
     )
 
 
