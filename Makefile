@@ -42,6 +42,10 @@ build: ## build bin/tierd
 demo: build wasm ## check, serve, replay 300 requests in both legs, show two refusals (under 3 minutes)
 	sh examples/demo/run.sh
 
+.PHONY: demo-pytorch
+demo-pytorch: build ## two PyTorch engines that pull KV through their daemons (fetches 2 GB once, then half a minute)
+	sh examples/pytorch-pd/run.sh --tierd $(TIERD)
+
 .PHONY: wasm
 wasm: ## build the demo's rule that ships as a wasm file
 	cd examples/short-tail && GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 go build -buildmode=c-shared -trimpath \
@@ -60,7 +64,7 @@ guests: need-go need-clang need-rust $(ASC) ## build the rules of the examples, 
 .PHONY: test
 test: export TIERD_GUESTS := required
 test: export TIERD_CHROMIUM := required
-test: need-go need-gcc need-chromium fmt-check vet staticcheck wasm guests test-go test-modules test-e2e ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
+test: need-go need-gcc need-chromium fmt-check vet staticcheck wasm guests test-go test-modules test-e2e test-pytorch ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
 
 # Packages that the race detector does not see whole. The processes that e2e starts do not
 # have it. The rest judges rules: pure functions, spread over workers in one place, that take
@@ -93,6 +97,14 @@ test-modules:
 		echo "cd $$m && go vet . && go test ./..."; \
 		(cd $$m && go vet ./... && go test ./...); \
 	done
+
+# PYTORCH=no leaves it out; PYTHON=/path/to/python takes a Python that has torch. Status 75
+# says that PyTorch cannot be had here.
+.PHONY: test-pytorch
+test-pytorch: build
+	@if [ "$(PYTORCH)" = no ]; then echo "skipped: examples/pytorch-pd (PYTORCH=no)"; exit 0; fi; \
+	sh examples/pytorch-pd/run.sh --tierd $(TIERD) $(PAIR); status=$$?; \
+	if [ $$status -eq 75 ]; then echo "skipped: examples/pytorch-pd, see above"; exit 0; fi; exit $$status
 
 .PHONY: fmt-check
 fmt-check:
@@ -158,11 +170,12 @@ gpu-binaries: need-go need-gcc
 	CGO_ENABLED=1 go test -c -trimpath -o $(GPU)/host.test ./host
 
 .PHONY: test-gpu
-test-gpu: gpu-binaries ## tests that need an NVIDIA GPU (skipped where there is none)
+test-gpu: gpu-binaries build ## tests that need an NVIDIA GPU (skipped where there is none)
 	@if [ ! -e /dev/nvidiactl ]; then echo "skipped: this machine has no NVIDIA GPU (no /dev/nvidiactl)"; exit 0; fi; \
 		set -e; export TIERD_GPU=required; \
 		(cd gpu/cuda && $(GPU)/cuda.test -test.v -test.timeout 5m); (cd gpu/nvml && $(GPU)/nvml.test -test.v); \
 		(cd host && $(GPU)/host.test -test.run '^TestGPU' -test.v -test.timeout 10m)
+	@[ -e /dev/nvidiactl ] || exit 0; $(MAKE) --no-print-directory test-pytorch PAIR=--gpus
 
 .PHONY: bench-gpu
 bench-gpu: gpu-binaries ## the tables of gpu/BENCHMARKS.md (skipped where there is no NVIDIA GPU)
@@ -171,7 +184,7 @@ bench-gpu: gpu-binaries ## the tables of gpu/BENCHMARKS.md (skipped where there 
 		cd ../../host && TIERD_GPU=required TIERD_BENCH_GPU=1 $(GPU)/host.test -test.run '^TestGPUBench$$' -test.v -test.timeout 10m
 
 .PHONY: proto
-proto: ## generate the Go code of the .proto files again (needs protoc)
+proto: ## generate the code of the .proto files again (needs protoc)
 	@command -v protoc >/dev/null || { echo "protoc is missing: install the package protobuf-compiler"; exit 1; }
 	GOBIN=$(CURDIR)/$(BUILD)/bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 	GOBIN=$(CURDIR)/$(BUILD)/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
@@ -180,6 +193,7 @@ proto: ## generate the Go code of the .proto files again (needs protoc)
 		(cd $$(dirname $$p) && PATH="$(CURDIR)/$(BUILD)/bin:$$PATH" protoc --go_out=. --go_opt=paths=source_relative \
 			--go-grpc_out=. --go-grpc_opt=paths=source_relative $$(basename $$p).proto); \
 	done
+	protoc -I tierd_engine=host/engine/enginepb --python_out=examples/pytorch-pd tierd_engine/engine.proto
 
 .PHONY: specs
 specs: ## build the embedded wasm module of the shipped rules again
