@@ -17,10 +17,10 @@ import (
 
 	"github.com/tierd/tierd/host/session/wire"
 	"github.com/tierd/tierd/plugins"
+	"github.com/tierd/tierd/plugins/zoo"
 	"github.com/tierd/tierd/registry"
 	"github.com/tierd/tierd/registry/check"
 	"github.com/tierd/tierd/registry/deploy"
-	"github.com/tierd/tierd/specs/module"
 )
 
 const testFile = `
@@ -114,11 +114,10 @@ func newGatherer(t *testing.T, here, there *Shelf) (*gatherer, *wireOf) {
 	return &gatherer{shelf: here, fetch: w.fetch, cache: &moduleCache{dir: filepath.Join(t.TempDir(), "fetched"), bytesMax: cacheBytesMax, log: discard()}}, w
 }
 
-// otherModule is the shipped module with bytes behind it that do nothing.
+// otherModule is a module with one rule, t, which is full attention. It is small, so that it
+// is compiled at once.
 func otherModule(t *testing.T, dir string) (path string, id digest) {
-	code, err := module.Wasm()
-	require.NoError(t, err)
-	code = append(bytes.Clone(code), 0, 2, 1, 'x')
+	code := zoo.Good()
 	path = filepath.Join(dir, "mine.wasm")
 	require.NoError(t, os.WriteFile(path, code, 0o600))
 	return path, sha256.Sum256(code)
@@ -151,7 +150,7 @@ func TestGatherAndJudge(t *testing.T) {
 	require.Contains(t, draw(v), "here: "+here.own.name)
 	require.Contains(t, draw(v), v.Counterexample.String())
 
-	there = sideOf(t, dir, strings.Replace(testFile, "rule: window", "rule: ./mine.wasm#window", 1))
+	there = sideOf(t, dir, strings.Replace(testFile, "rule: full", "rule: ./mine.wasm#t", 1))
 	g, w = newGatherer(t, here, there)
 	require.Equal(t, registry.Accepted, judgeOf(g, there).Verdict)
 	require.Equal(t, 1, w.asked[id])
@@ -175,11 +174,11 @@ func TestUnavailable(t *testing.T) {
 	dir := t.TempDir()
 	_, id := otherModule(t, dir)
 	here := sideOf(t, dir, testFile)
-	there := sideOf(t, dir, strings.Replace(testFile, "rule: window", "rule: ./mine.wasm#window", 1))
+	there := sideOf(t, dir, strings.Replace(testFile, "rule: full", "rule: ./mine.wasm#t", 1))
 	program := func(v *Version, w *wireOf) {
 		d := *there.own.deployment
 		d.Groups = append([]deploy.Group{}, d.Groups...)
-		d.Groups[0].Rule = "exec:./rm#window"
+		d.Groups[1].Rule = "exec:./rm#t"
 		doc := d.Canonical()
 		w.bytes[sha256.Sum256(doc)] = doc
 		v.Deployment = sha256.Sum256(doc)
@@ -197,7 +196,7 @@ func TestUnavailable(t *testing.T) {
 				}
 				return b, nil
 			}
-		}, "its module of rule window, " + short(id) + ", is not to be had: wrong bytes", false, false},
+		}, "its module of rule t, " + short(id) + ", is not to be had: wrong bytes", false, false},
 		"too long": {func(_ *Version, w *wireOf) {
 			w.spoil = func(got digest, b []byte) ([]byte, error) {
 				if got == id {
@@ -220,7 +219,7 @@ func TestUnavailable(t *testing.T) {
 			w.bytes[sha256.Sum256(doc)] = doc
 			v.Rules = sha256.Sum256(doc)
 		}, "its deployment names 3 rules, and its list has 1", false, true},
-		"a program": {program, "rule exec:./rm#window of sliding is a program, " + textOf(id) + ", and none is fetched from a peer or run because one names it: put that file into peer_rules and reload; it is not in peer_rules, which is not set", false, true},
+		"a program": {program, "rule exec:./rm#t of full is a program, " + textOf(id) + ", and none is fetched from a peer or run because one names it: put that file into peer_rules and reload; it is not in peer_rules, which is not set", false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fresh := *there
@@ -255,7 +254,7 @@ func TestUnavailable(t *testing.T) {
 func TestShelf(t *testing.T) {
 	dir := t.TempDir()
 	path, id := otherModule(t, dir)
-	yaml := strings.Replace(testFile, "rule: window", "rule: ./mine.wasm#window", 1)
+	yaml := strings.Replace(testFile, "rule: full", "rule: ./mine.wasm#t", 1)
 	s := sideOf(t, dir, yaml)
 	for _, known := range []digest{id, s.own.rulesDigest(), s.version().Deployment} {
 		b, refused := s.Give(known)
@@ -276,7 +275,7 @@ func TestShelf(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, []byte("other"), 0o600))
 	_, refused = NewShelf(e, "c").Give(id)
-	require.Equal(t, "the file of rule window has changed since this node started", refused)
+	require.Equal(t, "the file of rule t has changed since this node started", refused)
 }
 
 // TestModuleCache: the bytes that are kept are bounded, the least recently used go, and a

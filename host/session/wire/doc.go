@@ -16,6 +16,13 @@
 // better one: the smaller node refuses it only when its own is open, and not when
 // the peer behind it is silent or has become another process. See session.KeepNew.
 //
+// # What a peer runs by
+//
+// Fetch brings bytes by their digest over the session, and Host.OnAsk gives them out; see
+// package session. One answer is on its way at a time, so what a session has to say stands
+// behind 32 KiB at most. The actors of one peer, when it is configured anew, follow each
+// other: the host hears of the end of the one before the beginning of the next.
+//
 // # Trust
 //
 // With TLS both sides present certificates (the caller's tls.Config demands them),
