@@ -28,9 +28,9 @@ type scenario struct {
 const (
 	// quietTime is how long the traffic without a fault lasts, before is that before a
 	// fault, after that behind the heal.
-	quietTime, quietSlice = 10 * time.Second, 3 * time.Second
+	quietTime, quietSlice = 8 * time.Second, 3 * time.Second
 	beforeFault           = 1500 * time.Millisecond
-	afterHeal             = 4 * time.Second
+	afterHeal             = 3500 * time.Millisecond
 )
 
 // quiet plays traffic without a fault and demands that everything hits.

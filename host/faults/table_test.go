@@ -319,7 +319,7 @@ const legend = `
   it does not for 750 ms, only a request's own deadline is promised (5 s here); marked above half.
 - p50 after detection: of requests begun when the consumer called a suspect or dead; bound 5.
   "detected" is how long that took. A source that lives is never detected: there all count.
-- healthy: all requests that name b, from the fault to the end of the case, 4 s after the heal
+- healthy: all requests that name b, from the fault to the end of the case, 3.5 s after the heal
   (a process that starts again takes from the same cores). All must hit. The p99 may be twice that of the same traffic without a fault (quiet).
 - hits in 2 s: pulls begun in the first two seconds after the heal, whose source had computed the
   request; "95 % from" is from when on 95 % of all pulls after the heal hit, and not before
