@@ -62,6 +62,8 @@ class Daemon:
             "slab_dir": slab_dir,
             "deployment": os.path.join(run, "deployment.yaml"),
             "device": device,
+            # Three times the defaults: three processes that load PyTorch share the cores.
+            "deadlines": {"connect_ms": 2250, "suspect_ms": 2250, "dead_ms": 6000},
             "peers": [{"id": peer, "control": f"127.0.0.1:{peer_port}"}],
         }
         self.command = [tierd, "serve", "-c", os.path.join(run, node + ".yaml")]
@@ -451,7 +453,7 @@ def withheld(pair):
         got["resume"] == 0 and got["planned"] and got["failures"],
         f"nobody produced, but the consumer resumed at {got['resume']}",
     )
-    hold(took < 5, f"a request of 1 s waited {took:.1f} s")
+    hold(took < 10, f"a request of 1 s waited {took:.1f} s")
     pair.count(got)
     pair.alone("producer never began, deadline 1 s", request, got, took)
 
@@ -500,8 +502,9 @@ def counters(pair, producer, consumer):
 def faults(pair, producer, consumer):
     """Daemons that freeze and die: requests go on.
 
-    The longest wait is that for a daemon that is frozen: 1 s of the call's and 0.25 s of
-    giving it up. The bounds are far above that, and above the arithmetic.
+    The longest wait is that for a peer that is gone, 2.25 s; for a daemon that is frozen it is
+    1 s of the call's and 0.25 s of giving it up. The bounds are far above that, and above the
+    arithmetic.
     """
     request = pair.request(pair.prompt(pair.draw.randrange(300, 900)), "pd")
     consumer.process.send_signal(signal.SIGSTOP)
@@ -510,7 +513,7 @@ def faults(pair, producer, consumer):
     finally:
         consumer.process.send_signal(signal.SIGCONT)
     hold(
-        got["resume"] == 0 and took < 6,
+        got["resume"] == 0 and took < 10,
         f"the daemon was frozen, but the request resumed at {got['resume']} after {took:.1f} s",
     )
     pair.alone("own daemon frozen, calls have 1 s", request, got, took)
@@ -522,7 +525,7 @@ def faults(pair, producer, consumer):
     producer.stop(signal.SIGKILL)
     got, took = pair.timed(request)
     hold(
-        got["resume"] == 0 and took < 6,
+        got["resume"] == 0 and took < 10,
         f"the peer was killed, but the request resumed at {got['resume']} after {took:.1f} s",
     )
     pair.alone("peer killed", request, got, took)
@@ -554,7 +557,7 @@ def faults(pair, producer, consumer):
     consumer.stop(signal.SIGKILL)
     got, took = pair.consumer.answer(), time.monotonic() - begun
     hold(
-        got["resume"] == 0 and took < 6,
+        got["resume"] == 0 and took < 10,
         f"the daemon was killed, but the request resumed at {got['resume']} after {took:.1f} s",
     )
     pair.alone("own daemon killed in the middle of a load", request, got, took)
