@@ -348,42 +348,40 @@ type copied struct {
 // copyAll makes the copies of a work, several at a time, and returns the failures in the
 // order of the copies.
 func (p *producer) copyAll(w *work) []*enginepb.Failure {
-	failures := make([]*failure, len(w.copies))
+	failures, ended := make([]*failure, len(w.copies)), make([]bool, len(w.copies))
 	offers := make(map[plan.Ref]bool, len(w.offers))
 	for _, ref := range w.offers {
 		offers[ref] = true
 	}
 	ends := make(chan copied, copiesMax)
 	flying := map[plan.Ref]bool{}
-	for next := 0; next < len(w.copies) || len(flying) > 0; {
+	for next, behind := 0, 0; behind < len(w.copies); {
 		// Two copies into one chunk go one after the other.
 		for next < len(w.copies) && len(flying) < copiesMax && !flying[w.copies[next].Ref] {
 			c, i := &w.copies[next], next
 			next++
 			var k *kept
 			if k, failures[i] = p.prepare(c, w.unready); k == nil {
+				ended[i] = true
 				continue
 			}
 			flying[c.Ref] = true
 			go func() { ends <- p.move(i, c, k) }()
 		}
-		if len(flying) == 0 {
-			continue
-		}
-		for end, more := <-ends, true; more; {
+		if len(flying) > 0 {
+			end := <-ends
 			c := &w.copies[end.index]
 			delete(flying, c.Ref)
-			failures[end.index] = p.moved(c, end)
-			if offers[c.Ref] && c.Last {
+			failures[end.index], ended[end.index] = p.moved(c, end), true
+		}
+		// In the order of the copies: what is offered first is let go first when parked
+		// supply passes its bound, and that must not depend on who was faster.
+		for ; behind < next && ended[behind]; behind++ {
+			if c := &w.copies[behind]; offers[c.Ref] && c.Last {
 				p.offer(c.Ref)
 			}
-			select {
-			case end = <-ends:
-			default:
-				more = false
-			}
 		}
-		if len(p.offers) > 0 {
+		if len(p.offers) > 0 && len(ends) == 0 {
 			p.flush()
 		}
 	}
