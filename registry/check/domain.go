@@ -50,6 +50,10 @@ const (
 	// residuesMax is the largest period of which all residues are run: four periods of
 	// it are 2,048 lengths, about a second of work.
 	residuesMax = 512
+	// windowTokensMax bounds the lengths that are searched for edges at each end. Periods are
+	// mostly under 100,000 tokens; sizes of chunks without a common factor make one as long
+	// as the longest prompt, where a search of 2^30 lengths takes minutes and gigabytes.
+	windowTokensMax = 1 << 20
 	// edgeLengthsMax bounds the edge lengths, each of which costs about a hundred plans and
 	// some twenty prompts computed in steps: chunks of one token would make every length
 	// an edge.
@@ -115,13 +119,15 @@ func (d *Domain) ruled(m *plan.Model, s *Subject) map[uint64]bool {
 		}
 	}
 	around := func(n uint64) { add(n - min(n, 1)); add(n); add(n + 1) }
-	for n, end := uint64(1), min(3*d.PeriodTokens, s.MaxTokens); n <= end; n++ {
-		if d.EdgeExhaustive || isEdge(m, n) {
+	sizes := chunkSizes(m)
+	first, last := d.windows()
+	for n, end := uint64(1), min(first, s.MaxTokens); n <= end; n++ {
+		if d.EdgeExhaustive || isEdge(sizes, n) {
 			add(n)
 		}
 	}
-	for n := s.MaxTokens - min(s.MaxTokens, d.PeriodTokens) + 1; n <= s.MaxTokens; n++ {
-		if d.EdgeExhaustive || isEdge(m, n) {
+	for n := s.MaxTokens - min(s.MaxTokens, last) + 1; n <= s.MaxTokens; n++ {
+		if d.EdgeExhaustive || isEdge(sizes, n) {
 			add(n)
 		}
 	}
@@ -152,11 +158,29 @@ func (d *Domain) thin(draw *rng) {
 	slices.Sort(d.edges)
 }
 
-// isEdge reports whether n is next to a chunk's edge of some group. Blocks' edges inside
-// a chunk are met by the drawn lengths and by the steps.
-func isEdge(m *plan.Model, n uint64) bool {
+// windows returns how many of the shortest and how many of the longest lengths are searched
+// for edges: the first three periods and the last one.
+func (d *Domain) windows() (first, last uint64) {
+	if d.PeriodTokens > windowTokensMax {
+		return windowTokensMax, windowTokensMax
+	}
+	return min(3*d.PeriodTokens, windowTokensMax), d.PeriodTokens
+}
+
+// chunkSizes returns each size of a chunk once, in tokens.
+func chunkSizes(m *plan.Model) []uint64 {
+	var sizes []uint64
 	for i := range m.Groups {
-		c := m.Groups[i].ChunkTokens
+		sizes = append(sizes, m.Groups[i].ChunkTokens)
+	}
+	slices.Sort(sizes)
+	return slices.Compact(sizes)
+}
+
+// isEdge reports whether n is next to an edge of a chunk of one of the sizes. Blocks' edges
+// inside a chunk are met by the drawn lengths and by the steps.
+func isEdge(sizes []uint64, n uint64) bool {
+	for _, c := range sizes {
 		if r := n % c; r <= 1 || r == c-1 {
 			return true
 		}
@@ -167,6 +191,9 @@ func isEdge(m *plan.Model, n uint64) bool {
 // Lines says the domain in words, one line for each part of it.
 func (d *Domain) Lines() []string {
 	where := "next to the edges of chunks in the first three periods and the last one"
+	if first, last := d.windows(); first < min(3*d.PeriodTokens, d.PromptTokens) {
+		where = fmt.Sprintf("next to the edges of chunks in the first %d and the last %d lengths", first, last)
+	}
 	if d.EdgeExhaustive {
 		where = "all of the first three periods and the last one"
 	}

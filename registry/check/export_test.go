@@ -5,6 +5,9 @@ import (
 	"maps"
 	"slices"
 	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Refusing returns the names of all relations that refuse a subject, each stage run whether
@@ -69,3 +72,14 @@ func RunOver(ctx context.Context, s Subject, o Options, all bool) (*Counterexamp
 	ce, err := r.all(ctx)
 	return ce, len(r.domain.edges), err
 }
+
+// DomainOf returns the domain of a subject without running it.
+func DomainOf(t testing.TB, s Subject) Domain {
+	m, release, err := s.Open()
+	require.NoError(t, err)
+	defer release()
+	return newDomain(&m, &s, 1)
+}
+
+// EdgesOf returns the edge lengths of a domain.
+func EdgesOf(d Domain) []uint64 { return d.edges }
