@@ -66,8 +66,8 @@ test: export TIERD_GUESTS := required
 test: export TIERD_CHROMIUM := required
 test: need-go need-gcc need-chromium fmt-check vet staticcheck wasm guests test-go test-modules test-e2e test-pytorch ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
 
-# Packages that the race detector does not see whole. The processes that e2e starts do not
-# have it. The rest judges rules: pure functions, spread over workers in one place, that take
+# Packages that the race detector does not see whole. The processes that e2e and faults start
+# do not have it. The rest judges rules: pure functions, spread over workers in one place, that take
 # three to ten times as long under it; $(RACED) are their tests of what runs at the same time.
 PROCESSES := ./host/e2e ./host/e2e/page ./host/faults
 JUDGES := ./registry/check ./registry/check/attention ./registry/stock ./registry/evidence \

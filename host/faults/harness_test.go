@@ -50,6 +50,7 @@ import (
 
 	"github.com/tierd/tierd/host/replay"
 	"github.com/tierd/tierd/host/status"
+	"github.com/tierd/tierd/host/transfer"
 )
 
 var (
@@ -424,6 +425,20 @@ func (n *node) busy() string {
 		pins, s.Slots.Writing, s.Slots.Detached, s.Slots.Fenced, s.Requests, waits, s.Parked.Chunks, s.Parked.Transfers)
 }
 
+// linked says whether the node has every session and data connection that it will have.
+func (n *node) linked() bool {
+	s := n.status()
+	if s == nil || len(s.Peers) < len(n.peers) {
+		return false
+	}
+	for _, p := range s.Peers {
+		if p.State != "ready" || p.DataLanes != transfer.DefaultLanes {
+			return false
+		}
+	}
+	return true
+}
+
 // A cluster is two sources and a consumer.
 type cluster struct {
 	t       *testing.T
@@ -496,7 +511,7 @@ func (c *cluster) idle() {
 	c.t.Helper()
 	c.before, c.pids = map[*node]hold{}, map[*node]int{}
 	for _, n := range c.nodes() {
-		await(c.t, n.id+" idle", func() bool { return n.busy() == "" })
+		await(c.t, n.id+" idle", func() bool { return n.busy() == "" && n.linked() })
 		c.before[n], c.pids[n] = n.holds(), n.pid()
 	}
 }

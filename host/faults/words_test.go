@@ -381,7 +381,7 @@ func TestWords(t *testing.T) {
 	})
 	for k, w := range wordings {
 		for _, leg := range w.legs {
-			if !chosen(w.name) {
+			if !chosen(w.name) || !*full && w.rounds > 0 && leg != w.legs[0] {
 				continue
 			}
 			c.idle()
@@ -389,7 +389,9 @@ func TestWords(t *testing.T) {
 				Causes: map[string]int{}, Groups: map[string]bool{}}
 			rounds := rounds
 			if w.rounds > 0 {
-				rounds = min(rounds, w.rounds)
+				if rounds = min(rounds, w.rounds); !*full {
+					rounds = 1 // these take seconds
+				}
 			}
 			for i := range rounds {
 				w.play(c, r, fmt.Sprintf("%s-%d-%d", leg, k, i), leg)
