@@ -32,7 +32,7 @@ make_venv() {
 	if ! python3 -m venv "$venv" >"$root/.build/pytorch.log" 2>&1; then
 		# Debian has venv in a package of its own.
 		if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-			apt-get update -qq && apt-get install -y -qq python3-venv
+			{ apt-get update -qq && apt-get install -y -qq python3-venv; } || true
 		fi
 		rm -rf "$venv"
 		python3 -m venv "$venv" >"$root/.build/pytorch.log" 2>&1 ||
