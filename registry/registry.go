@@ -27,7 +27,7 @@ type Opened struct {
 	Spec abi.Spec
 	// Digest of the bytes that serve, "sha256:..."; it is what a verdict names.
 	Digest string
-	// Source in words, for tables: "embedded", or a file's path.
+	// Source in words, for tables: "shipped", or a file's path.
 	Source string
 }
 

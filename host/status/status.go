@@ -215,7 +215,8 @@ type Parked struct {
 	BytesMax  uint64 `json:"bytes_max"`
 }
 
-// A Wait is one kind of wait: lookup, transfer or pending.
+// A Wait is one kind of wait: lookup, transfer, pending (a chunk that another request
+// writes) or event (what an engine recorded on its GPU).
 type Wait struct {
 	Wait          string  `json:"wait"`
 	InWork        int     `json:"in_work"`
@@ -264,7 +265,7 @@ type Peer struct {
 	Pair      Pair  `json:"pair"`
 }
 
-// A Pair is what is known of this node's rules, parameters and caps and the peer's together.
+// A Pair is what is known of this node's rules, parameters and limits and the peer's together.
 type Pair struct {
 	// State is none (no session yet), equal, checking, accepted, refused or undecided.
 	State string `json:"state"`

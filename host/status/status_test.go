@@ -51,7 +51,7 @@ func full() *Status {
 			Legs: []string{"pd", "probe"}, Roles: []string{"producer", "consumer"}},
 		Verdict: &Verdict{Verdict: "accepted", From: FromCertificate, DeploymentDigest: digest("d"), RulesDigest: digest("e"), Checker: digest("c"),
 			CertificateKey: digest("a"), Cases: 1310720, Seconds: 14.25, Rules: []Rule{
-				{For: "sliding", Name: "window", Version: "1.0.0", Source: "embedded", Digest: digest("5")},
+				{For: "sliding", Name: "window", Version: "1.0.0", Source: "shipped", Digest: digest("5")},
 				{For: "policy", Name: "mine", Version: "0.3.1", Source: "/etc/tierd/mine.wasm", Digest: digest("f")}}},
 		Engines: 2, Requests: 31,
 		Device: Device{Name: "cuda:1", Why: "device is cuda:1", PinnedBytes: 805306368, PinnedOf: 1073741824, PinError: "as if it had stopped",
@@ -84,7 +84,7 @@ func full() *Status {
 // shown is what README.md shows: a consumer one of whose two producers is frozen.
 func shown() *Status {
 	s := full()
-	s.Verdict.From, s.Verdict.Rules = FromKept, []Rule{s.Verdict.Rules[0], {For: "full", Name: "full", Version: "1.0.0", Source: "embedded", Digest: digest("5")}}
+	s.Verdict.From, s.Verdict.Rules = FromKept, []Rule{s.Verdict.Rules[0], {For: "full", Name: "full", Version: "1.0.0", Source: "shipped", Digest: digest("5")}}
 	s.Device = Device{Name: "cuda:0", Why: "device is auto, and this is the first of 1 GPUs", PinnedBytes: 1 << 30, PinnedOf: 1 << 30, GPU: s.Device.GPU}
 	g := s.Device.GPU
 	g.Lost, g.NoHealth, g.Idle, g.PCIeGeneration, g.PCIeLanes = "", "", false, 5, 16

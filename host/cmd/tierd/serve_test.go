@@ -156,7 +156,7 @@ func TestRefusedDeploymentSaysWhatWasJudged(t *testing.T) {
 	refusal := &registry.Refusal{Verdict: &registry.Verdict{
 		Verdict: registry.Refused, Model: "small", DeploymentDigest: "sha256:d", Counterexample: &check.Counterexample{},
 		Rules: []registry.RuleID{
-			{For: "full", Name: "full", Version: "1.0.0", Source: "embedded", Digest: "sha256:e"},
+			{For: "full", Name: "full", Version: "1.0.0", Source: "shipped", Digest: "sha256:e"},
 			{For: "policy", Name: "mine", Version: "2.0.0", Source: "/rules/mine.wasm", Digest: "sha256:f"},
 		},
 	}}
@@ -165,7 +165,7 @@ func TestRefusedDeploymentSaysWhatWasJudged(t *testing.T) {
 	require.Equal(t, refusal.Error()+`
 
   deployment  /etc/tierd/deployment.yaml, sha256:d
-  rule        full: full 1.0.0 from embedded, sha256:e
+  rule        full: full 1.0.0 from shipped, sha256:e
   rule        policy: mine 2.0.0 from /rules/mine.wasm, sha256:f`, err.Error())
 }
 
