@@ -148,7 +148,7 @@ func knock(ctx context.Context, socket string) error {
 	if errors.As(err, &errno) {
 		why = errno.Error()
 	}
-	return fmt.Errorf("no daemon answers at %s (%s): is tierd serve running?", socket, why)
+	return fmt.Errorf("no daemon answers at %s (%s): is tierd serve running, and ready? tierd status says; the socket is there once the check has accepted", socket, why)
 }
 
 // A side is one engine: its connection, its blocks and the state of its daemon.

@@ -358,7 +358,7 @@ func TestSocketThatNobodyServes(t *testing.T) {
 	} {
 		p.opt.Consumer = socket
 		_, err = Run(t.Context(), p.opt)
-		require.EqualError(t, err, "consumer: no daemon answers at "+socket+" ("+why+"): is tierd serve running?")
+		require.EqualError(t, err, "consumer: no daemon answers at "+socket+" ("+why+"): is tierd serve running, and ready? tierd status says; the socket is there once the check has accepted")
 	}
 }
 
