@@ -39,7 +39,7 @@ build: ## build bin/tierd
 	go build -trimpath -o $(TIERD) ./host/cmd/tierd
 
 .PHONY: demo
-demo: build wasm ## check, serve, replay 300 requests in both legs, show two refusals (under 3 minutes)
+demo: build wasm ## check, serve, replay 300 requests in legs pd and probe, show two refusals (one to two minutes)
 	sh examples/demo/run.sh
 
 .PHONY: demo-pytorch

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Judges every model of this directory over its whole length (Llama 4 Scout: to 131,072), in
-# blocks of 16 and chunks of 128 tokens, in both legs, with a draft head and without, and
+# blocks of 16 and chunks of 128 tokens, in legs pd and probe, with a draft head and without, and
 # says how long each took. One of them takes up to a few minutes of two cores.
 #
 #   TIERD=path/to/tierd DRAFT="--draft" sh check.sh [MODEL...]
