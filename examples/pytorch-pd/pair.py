@@ -362,8 +362,9 @@ class Pair:
             f"computed {got['computed']} tokens from {got['resume']} on",
         )
         why = got["reason"] or got["failures"]
+        why = f". {why}"[:112] if why else ""
         print(
-            f"{request['id']:>4} {what}: resumed {got['resume']} of {len(request['prompt'])}, {took:.2f} s, equal. {str(why)[:110]}",
+            f"{request['id']:>4} {what}: resumed {got['resume']} of {len(request['prompt'])}, {took:.2f} s, equal{why}",
             flush=True,
         )
 
