@@ -519,7 +519,7 @@ func TestProgramOfThePeer(t *testing.T) {
 	f := pairBecomes(t, consumer, "producer", pairs.Undecided)
 	sum := sha256.Sum256(code)
 	require.Contains(t, f.Why, "rule exec:./program#window of sliding is a program, sha256:"+hex.EncodeToString(sum[:])+
-		", and none is fetched from a peer or run because one names it: put that file into peer_rules and reload; it is not in "+local)
+		", and none is fetched from a peer or run because one names it: put that file into peer_rules and send SIGHUP; it is not in "+local)
 	pairBecomes(t, producer, "consumer", pairs.Accepted)
 	require.Contains(t, producer.unusable("consumer", legPD), "the peer does not yet supply: the pair of the two versions is undecided: rule exec:./program#window of sliding is a program")
 	require.NoDirExists(t, consumer.cfg.StateDir+"/fetched")

@@ -23,7 +23,7 @@ type localDir string
 
 func (d localDir) String() string {
 	if d == "" {
-		return "peer_rules, which is not set"
+		return "peer_rules, which is not set (a restart sets it)"
 	}
 	return string(d)
 }

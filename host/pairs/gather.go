@@ -118,7 +118,7 @@ func (g *gatherer) program(r *registry.RuleID, id digest) (string, error) {
 		err = fmt.Errorf("it is not in %s", g.local)
 	}
 	if err != nil {
-		return "", always("rule %s of %s is a program, %s, and none is fetched from a peer or run because one names it: put that file into peer_rules and reload; %v", r.Ref, r.For, textOf(id), err)
+		return "", always("rule %s of %s is a program, %s, and none is fetched from a peer or run because one names it: put that file into peer_rules and send SIGHUP; %v", r.Ref, r.For, textOf(id), err)
 	}
 	return path, nil
 }

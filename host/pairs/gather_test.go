@@ -219,7 +219,7 @@ func TestUnavailable(t *testing.T) {
 			w.bytes[sha256.Sum256(doc)] = doc
 			v.Rules = sha256.Sum256(doc)
 		}, "its deployment names 3 rules, and its list has 1", false, true},
-		"a program": {program, "rule exec:./rm#t of full is a program, " + textOf(id) + ", and none is fetched from a peer or run because one names it: put that file into peer_rules and reload; it is not in peer_rules, which is not set", false, true},
+		"a program": {program, "rule exec:./rm#t of full is a program, " + textOf(id) + ", and none is fetched from a peer or run because one names it: put that file into peer_rules and send SIGHUP; it is not in peer_rules, which is not set (a restart sets it)", false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fresh := *there
