@@ -137,7 +137,7 @@ func (c *Client) Stats() ClientStats {
 
 // keep keeps one lane up. The result of the first try goes to tried.
 func (c *Client) keep(number uint16, tried chan<- error) {
-	pause := c.o.RetryMin
+	pause, said := c.o.RetryMin, false
 	for {
 		conn, err := c.connect(number)
 		if err == nil {
@@ -148,7 +148,7 @@ func (c *Client) keep(number uint16, tried chan<- error) {
 			tried = nil
 		}
 		if err == nil {
-			pause = c.o.RetryMin
+			pause, said = c.o.RetryMin, false
 			err = c.receive(conn)
 			c.up.Add(-1)
 			if c.ctx.Err() == nil {
@@ -162,7 +162,10 @@ func (c *Client) keep(number uint16, tried chan<- error) {
 			c.fail(err)
 			return
 		}
-		c.log.warn("data lane down, dialing again", "addr", c.addr, "lane", number, "error", err)
+		if !said { // once for each time that it goes down, not for each try
+			c.log.warn("data lane down, dialing again", "addr", c.addr, "lane", number, "error", err)
+			said = true
+		}
 		select {
 		case <-c.ctx.Done():
 			return

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -799,4 +800,20 @@ func TestNoDescriptorLeak(t *testing.T) {
 		round()
 	}
 	require.LessOrEqual(t, count(), before)
+}
+
+// A process that has gone is one line for each lane that it had, however often its port is tried.
+func TestLaneDownIsSaidOnce(t *testing.T) {
+	srv, token := listen(t, Options{}), newToken()
+	srv.Register(token)
+	var log lockedBuffer
+	var tries atomic.Int64
+	dial(t, srv.Addr().String(), token, 2, newSlabSink(1, 1), Options{
+		RetryMin: time.Millisecond, RetryMax: time.Millisecond, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Reach: func(netip.Addr) error { tries.Add(1); return nil },
+	})
+	require.NoError(t, srv.Close())
+	require.Eventually(t, func() bool { return tries.Load() > 50 }, 10*time.Second, time.Millisecond)
+	lines := strings.Count(log.String(), "dialing again") // one that was told "shutting down" has given up
+	require.True(t, lines == 1 || lines == 2, log.String())
 }
