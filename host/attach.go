@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/tierd/tierd/gpu"
 	"github.com/tierd/tierd/host/devices"
@@ -109,13 +108,14 @@ func (n *Node) deviceFor(r *enginepb.AttachRequest) (*devices.Device, error) {
 
 // take allocates or imports the memory of the regions, and opens the events.
 func (a *attachment) take(ctx context.Context, r *enginepb.AttachRequest) error {
-	owned := engine.Memories(r.Regions)
-	for _, m := range owned {
+	owned := map[engine.MemoryName]gpu.Region{}
+	for _, m := range engine.Memories(r.Regions) {
 		region, err := a.device.Import(ctx, handleOf(m))
 		if err != nil {
 			return status.Errorf(codes.InvalidArgument, "memory of the engine, %v of %d bytes at offset %d: %v", m.Kind, m.LengthBytes, m.OffsetBytes, err)
 		}
 		a.open = append(a.open, region)
+		owned[engine.NameOf(m)] = region
 	}
 	for _, want := range r.Regions {
 		var err error
@@ -169,10 +169,10 @@ func (a *attachment) alloc(ctx context.Context, want *enginepb.Region) error {
 }
 
 // lay makes one region of the memories of a group that the engine owns.
-func (a *attachment) lay(want *enginepb.Region, owned []*enginepb.Memory) error {
+func (a *attachment) lay(want *enginepb.Region, owned map[engine.MemoryName]gpu.Region) error {
 	parts := make([]gpu.Region, len(want.Memory))
 	for i, m := range want.Memory {
-		parts[i] = a.open[slices.IndexFunc(owned, func(o *enginepb.Memory) bool { return proto.Equal(o, m) })]
+		parts[i] = owned[engine.NameOf(m)]
 	}
 	layout := a.layoutOf(want)
 	s := space{region: parts[0], strides: stridesOf(layout, func(uint32) int64 { return 0 })}

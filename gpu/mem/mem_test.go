@@ -112,3 +112,23 @@ func TestShortenedFile(t *testing.T) {
 	require.NoError(t, d.Gather(t.Context(), buf[:4096], r, []gpu.Fragment{{Length: 4096}}))
 	require.NoError(t, r.Close())
 }
+
+// TestFileThatShrinks: memory whose owner cuts it off, or removes it, is an error of the copy
+// or as before, and never the end of the process.
+func TestFileThatShrinks(t *testing.T) {
+	const page, size = 4096, 8 * 4096
+	d := open(t)
+	path := filepath.Join(t.TempDir(), "engine")
+	require.NoError(t, os.WriteFile(path, make([]byte, size), 0o600))
+	r, err := d.Import(t.Context(), gpu.Handle{Kind: gpu.HandleFile, Path: path, Length: size})
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(path, page))
+	b := make([]byte, page)
+	gone := []gpu.Fragment{{Offset: 4 * page, Length: page}}
+	require.ErrorContains(t, d.Gather(t.Context(), b, r, gone), "its owner has made the file shorter")
+	require.ErrorContains(t, d.Scatter(t.Context(), r, gone, b), "its owner has made the file shorter")
+	require.NoError(t, d.Scatter(t.Context(), r, []gpu.Fragment{{Length: page}}, b), "what is left can be used")
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, d.Gather(t.Context(), b, r, []gpu.Fragment{{Length: page}}), "the name is not the memory")
+	require.NoError(t, r.Close())
+}

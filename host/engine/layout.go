@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/tierd/tierd/gpu"
 	"github.com/tierd/tierd/host/engine/enginepb"
 )
@@ -36,6 +34,10 @@ func (l *Limits) checkMemory(r *enginepb.AttachRequest) error {
 		if err != nil {
 			return err
 		}
+		if n := len(reg.Memory); n > StridesMax {
+			return invalid("group %q: %d memories; at most %d, since a block has no more fragments: name only what the layout uses", reg.Group, n, StridesMax)
+		}
+		first := make(map[MemoryName]int, len(reg.Memory))
 		for i, m := range reg.Memory {
 			if err := checkOwned(reg.Group, i, m); err != nil {
 				return err
@@ -44,9 +46,10 @@ func (l *Limits) checkMemory(r *enginepb.AttachRequest) error {
 				return invalid("group %q: memory[%d] is %v, but other memory of this engine is %v; all must be of one kind", reg.Group, i, m.Kind, kind)
 			}
 			kind = m.Kind
-			if j := slices.IndexFunc(reg.Memory[:i], func(o *enginepb.Memory) bool { return proto.Equal(o, m) }); j >= 0 {
+			if j, ok := first[NameOf(m)]; ok {
 				return invalid("group %q: memory[%d] and memory[%d] are the same; name it once", reg.Group, j, i)
 			}
+			first[NameOf(m)] = i
 		}
 		if len(reg.Memory) > 0 {
 			owned = reg.Group
@@ -173,11 +176,32 @@ func meet(a, b *enginepb.Stride, blocks uint64) bool {
 	return k < blocks && rest < a.LengthBytes || k+1 < blocks && a.StrideBytes-rest < b.LengthBytes
 }
 
+// A MemoryName is what tells memories of an engine apart.
+type MemoryName struct {
+	kind           enginepb.MemoryKind
+	path, handle   string
+	offset, length uint64
+}
+
+// NameOf returns the name of a memory. Of the path and the handle only the one that its
+// kind uses counts.
+func NameOf(m *enginepb.Memory) MemoryName {
+	n := MemoryName{kind: m.Kind, offset: m.OffsetBytes, length: m.LengthBytes}
+	if m.Kind == enginepb.MemoryKind_MEMORY_CUDA_IPC {
+		n.handle = string(m.Handle)
+	} else {
+		n.path = m.Path
+	}
+	return n
+}
+
 // Memories returns the different memories that the regions name, each once.
 func Memories(regions []*enginepb.Region) (all []*enginepb.Memory) {
+	seen := map[MemoryName]bool{}
 	for _, reg := range regions {
 		for _, m := range reg.Memory {
-			if !slices.ContainsFunc(all, func(o *enginepb.Memory) bool { return proto.Equal(o, m) }) {
+			if n := NameOf(m); !seen[n] {
+				seen[n] = true
 				all = append(all, m)
 			}
 		}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -106,6 +107,7 @@ func TestAttachMemory(t *testing.T) {
 		{`events has 257 handles; at most 256: an event may be recorded again and again`, &enginepb.AttachRequest{Events: make([][]byte, 257)}},
 		{`accepts[0] is MEMORY_UNSPECIFIED; it must be MEMORY_FILE or MEMORY_CUDA_IPC`, &enginepb.AttachRequest{Accepts: make([]enginepb.MemoryKind, 1)}},
 		{`device_uuid has 257 bytes; at most 256`, &enginepb.AttachRequest{DeviceUuid: string(make([]byte, 257))}},
+		{`group "full": 1025 memories; at most 1024, since a block has no more fragments: name only what the layout uses`, region(slices.Repeat([]*enginepb.Memory{ipc(256)}, 1025))},
 		{`group "full": layout has 1025 fragments a block; at most 1024`, region(nil, make(strides, 1025)...)},
 	} {
 		require.ErrorContains(t, l.checkAttach(c.r), c.want)
