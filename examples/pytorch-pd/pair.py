@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -36,6 +37,10 @@ DECODE = 8
 # order. Seen with fp32: 3e-6 of logits up to 2.5.
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.25}
 READY_S = 60
+# How long an engine may take for what it is asked: the longest wait for a daemon is 45 s.
+ANSWER_S = 180
+# More than two slabs and the blocks of two engines.
+SHARED_BYTES = 512 << 20
 
 
 def hold(fact, text):
@@ -141,12 +146,18 @@ class Worker:
         self.process.stdin.flush()
 
     def answer(self):
+        # One line for each request: none is in the buffer of an answer before.
+        there, _, _ = select.select([self.process.stdout], [], [], ANSWER_S)
+        hold(there, f"engine {self.name} gave no answer in {ANSWER_S} s; see its log")
         line = self.process.stdout.readline()
         hold(line, f"engine {self.name} ended; see its log")
         return json.loads(line)
 
     def stop(self):
-        self.process.stdin.close()
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass  # it has ended with a request unread
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -643,6 +654,14 @@ def main():
     return 0
 
 
+def shared_memory():
+    """/dev/shm where it has room for both daemons and what they allocate; a container's may not."""
+    shm = "/dev/shm"
+    if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= SHARED_BYTES:
+        return shm
+    return None
+
+
 def run(a):
     a.memory = a.memory or ("file" if a.devices == "cpu" else "torch")
     if (a.devices == "cpu") != a.memory.startswith("file"):
@@ -650,7 +669,7 @@ def run(a):
             f"--memory {a.memory} is not for --devices {a.devices}: file and file-layers are host memory, ipc and torch are a GPU's"
         )
     run = tempfile.mkdtemp(prefix="tierd-pytorch-", dir="/tmp")  # the path of a socket is short
-    slab_dir = tempfile.mkdtemp(prefix="tierd-pytorch-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else run)
+    slab_dir = tempfile.mkdtemp(prefix="tierd-pytorch-", dir=shared_memory() or run)
     started, failed = [], True
     begun = time.monotonic()
     try:

@@ -121,7 +121,7 @@ class Client:
             self.close()
             raise Late(f"the stream of events was not open after {self.call_timeout} s")
         if self._gone:
-            raise self._gone
+            raise self._ended()
         self.attached = reply
         return reply
 
@@ -140,6 +140,11 @@ class Client:
             self._gone = self._gone or Gone(why)
             self._news.notify_all()
         opened.set()
+
+    def _ended(self):
+        # A new one each time: one that is raised again and again keeps the frames of every
+        # time, with all that was in them.
+        return type(self._gone)(*self._gone.args)
 
     @property
     def gone(self):
@@ -178,7 +183,7 @@ class Client:
         with self._news:
             while job not in self._results:
                 if self._gone:
-                    raise self._gone
+                    raise self._ended()
                 left = end - time.monotonic()
                 if left <= 0 or not self._news.wait(left):
                     if job not in self._results and time.monotonic() >= end:
@@ -189,7 +194,7 @@ class Client:
         """The Event of a job if it is there by now, or None: wait without waiting."""
         with self._news:
             if job not in self._results and self._gone:
-                raise self._gone
+                raise self._ended()
             return self._results.pop(job, None)
 
     def pull(self, destinations, ready=lambda: 0, **fields):
@@ -237,7 +242,7 @@ class Client:
 
     def _call(self, name, request, timeout=None):
         if self._gone:
-            raise self._gone
+            raise self._ended()
         limit = self.call_timeout if timeout is None else timeout
         try:
             return self._calls[name](request, timeout=limit)
@@ -249,7 +254,7 @@ class Client:
             with self._news:  # often before the stream of events notices
                 self._gone = self._gone or Gone(f"{name}: {text}")
                 self._news.notify_all()
-            raise self._gone
+            raise self._ended()
         raise Refused(code, text)
 
     def close(self):
