@@ -76,7 +76,9 @@ RACED := Workers|Budget|Cancel|Context|Period|Drawings|WrongKinds|Serve|Status
 
 .PHONY: test-go
 test-go: need-gcc wasm
-	go test -race -timeout 20m $$(go list ./... | grep -v -x -F "$$(go list $(PROCESSES) $(JUDGES))")
+	@set -e; all=$$(go list ./...); apart=$$(go list $(PROCESSES) $(JUDGES)); \
+		raced=$$(echo "$$all" | grep -v -x -F "$$apart"); \
+		echo go test -race -timeout 20m $$raced; go test -race -timeout 20m $$raced
 	go test -race -timeout 20m -run '$(RACED)' ./registry/check ./registry/stock ./host/rules ./host/tryout ./host/cmd/tierd
 
 # Then, without the race detector, all of what judges, with its whole domains (the tests

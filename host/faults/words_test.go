@@ -73,6 +73,9 @@ const (
 	killBound = 50 * time.Millisecond
 )
 
+// demoGroups of the deployment: one of sliding windows, one of full attention.
+const demoGroups = 2
+
 // A wordRow is what came of requests whose end is a word, not a silence.
 type wordRow struct {
 	Case, Leg string
@@ -98,12 +101,16 @@ func (r *wordRow) fail(format string, args ...any) {
 func (r *wordRow) took(d time.Duration, out *replay.Outcome) {
 	r.Took = append(r.Took, max(0, d))
 	r.Causes[cmp.Or(out.Cause, "hit")]++
+	groups := map[string]bool{}
 	for _, f := range out.Failed {
 		if f.Group == "" || f.Detail == "" {
 			r.fail("a failure does not name its group and reason: %v", f)
 		}
 		r.Named++
-		r.Groups[f.Group] = true
+		r.Groups[f.Group], groups[f.Group] = true, true
+	}
+	if (out.Cause == "unmatched" || out.Cause == "no-room") && len(groups) != demoGroups {
+		r.fail("chunks of %d groups are named; all %d miss some", len(groups), demoGroups)
 	}
 	if out.WrongBytes > 0 {
 		r.fail("%d wrong bytes", out.WrongBytes)
@@ -224,6 +231,9 @@ var wordings = []wording{
 		out, err := c.engine.Consume(context.Background(), &turn)
 		require.NoError(c.t, err)
 		r.took(out.Took, out)
+		if out.Cause != replay.CauseNothingPlanned {
+			r.fail("cause %s: %s", out.Cause, out.Detail)
+		}
 	}},
 	{name: "demand after the last word", since: "begin", legs: []string{"pd", "demand"}, play: func(c *cluster, r *wordRow, id, leg string) {
 		turn := replay.Turn{ID: id, Salt: id, Leg: leg, Peer: "b", Request: middle(), Deadline: deadline}
