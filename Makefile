@@ -84,14 +84,15 @@ test-go: need-gcc wasm
 # Then, without the race detector, all of what judges, with its whole domains (the tests
 # that have a smaller one under the detector say so), and the real processes. Those run
 # alone, because they measure themselves against deadlines of less than a second, which
-# other tests on the same two cores would eat.
+# other tests on the same two cores would eat. -count=1, because they build the program
+# themselves: Go would give an old result when only the program has changed.
 .PHONY: test-e2e
 test-e2e: wasm
 	go test -timeout 20m ./plugins/wasm -run Twins
 	go test -timeout 20m $(JUDGES)
-	go test -timeout 20m ./host/e2e
-	go test -timeout 20m ./host/faults
-	go test -timeout 20m ./host/e2e/page
+	go test -count=1 -timeout 20m ./host/e2e
+	go test -count=1 -timeout 20m ./host/faults
+	go test -count=1 -timeout 20m ./host/e2e/page
 
 .PHONY: test-modules
 test-modules:
