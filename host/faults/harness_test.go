@@ -22,8 +22,9 @@
 //
 // # How it is run
 //
-// go test plays a slice of under a minute; make test-faults plays everything and writes
-// ../session/FAULTS.md. Times are asserted at twice the bound, since tests share machines;
+// go test -count=1 plays a slice of under a minute (without it, Go may show the result of an
+// older program, which it does not know to be built here); make test-faults plays everything
+// and writes ../session/FAULTS.md. Times are asserted at twice the bound, since tests share machines;
 // the table marks what missed the bound itself.
 package faults
 
