@@ -286,5 +286,8 @@ func relayScenarios(r *relay) []scenario {
 		{name: "pings, no lookups", legs: []string{"probe"}, bounds: bounds{max: lookupBound + atTheLimit, recovered: 2 * time.Second}, play: through(r, noLookups)},
 		{name: "pings, no demands", bounds: bounds{max: deafDeadline + atTheLimit, recovered: 2 * time.Second}, deadline: deafDeadline, play: through(r, noDemands)},
 		{name: "garbage on control and data", bounds: bounds{max: time.Second, recovered: 2 * time.Second}, play: through(r, garbage)},
+		// Elsewhere a dials c as well, and is back with its own first dial. That a is gone is
+		// known here only by the silence: the relay still takes connections.
+		{name: "kill, restart, c alone dials", bounds: frozen, play: killAndRestart},
 	}
 }
