@@ -65,10 +65,13 @@ func (s sessions) PeerUp(peer string, h *sessionpb.Hello, restarted, allLegs boo
 }
 
 // PeerState implements wire.Host.
-func (s sessions) PeerState(peer string, _, to session.PeerState, reason string) {
+func (s sessions) PeerState(peer string, from, to session.PeerState, reason string) {
 	n := s.node
-	if to == session.Dead {
+	switch {
+	case to == session.Dead:
 		n.pairs.Gone(peer)
+	case from == session.Suspect && to == session.Ready: // the session that it had, or a new one
+		n.pairs.Heard(peer)
 	}
 	n.mu.Lock()
 	l := n.link(peer)

@@ -30,8 +30,10 @@ func (n *Node) openPairs() error {
 		Fetch: func(ctx context.Context, peer string, id [sha256.Size]byte, bytesMax int) ([]byte, error) {
 			return n.peers.Fetch(ctx, peer, id, bytesMax)
 		},
-		Allow: func(peer string, take, give bool, why string) { n.peers.AllowLegs(peer, take, give, why) },
-		Tell:  n.tellPair, Log: n.log,
+		Allow: func(peer string, v pairs.Version, take, give bool, why string) {
+			n.peers.AllowLegs(peer, func(h *sessionpb.Hello) bool { return versionOf(h) == v }, take, give, why)
+		},
+		Tell: n.tellPair, Log: n.log,
 	})
 	return nil
 }
@@ -42,10 +44,14 @@ func (n *Node) ReviewPairs() { n.pairs.Retry() }
 
 // pairUp is called with each session that begins.
 func (n *Node) pairUp(peer string, h *sessionpb.Hello, equal bool) {
+	n.pairs.Up(peer, versionOf(h), h.BootId, equal)
+}
+
+func versionOf(h *sessionpb.Hello) pairs.Version {
 	v := pairs.Version{MaxTokens: h.GetCaps().GetMaxTokens(), MaxStoreTokens: h.GetCaps().GetMaxStoreTokens()}
-	copy(v.Rules[:], h.RulesDigest)
-	copy(v.Deployment[:], h.DeploymentDigest)
-	n.pairs.Up(peer, v, h.BootId, equal)
+	copy(v.Rules[:], h.GetRulesDigest())
+	copy(v.Deployment[:], h.GetDeploymentDigest())
+	return v
 }
 
 // OnAsk implements wire.Host.

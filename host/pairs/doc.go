@@ -37,7 +37,8 @@
 // restart. What was undecided is tried again when something has changed: a reload
 // ([Judge.Retry]) or another version; when a peer did not give what it should, with another
 // peer of the version, or another process of the same; and when the way to it failed, with
-// its next sessions, a few times.
+// its next sessions or its next word after a silence, a few times. What changes while the
+// version is in work counts at the end of that.
 //
 // # In the background
 //

@@ -63,8 +63,9 @@ type Options struct {
 	Seed uint64
 	// Fetch brings bytes from a peer; see wire.Peers.Fetch. It ends with ctx.
 	Fetch func(ctx context.Context, peer string, id [32]byte, bytesMax int) ([]byte, error)
-	// Allow tells the peer's session what it may do. It must not block, nor call the Judge.
-	Allow func(peer string, take, give bool, why string)
+	// Allow tells the peer's session what it may do as long as it is of the version. It must
+	// not block, nor call the Judge.
+	Allow func(peer string, v Version, take, give bool, why string)
 	// Tell is called with each verdict, or with what is undecided, for each peer that has the
 	// version, from any goroutine.
 	Tell func(peer string, f Finding)
@@ -108,6 +109,9 @@ type inquiry struct {
 	finding Finding
 	settled bool            // another peer or session would change nothing
 	failed  map[string]bool // peers that do not give what they should
+	asked   map[string]bool // peers that were asked, since it runs
+	again   map[string]bool // peers that were asked, and have another way or process now
+	retry   bool            // Retry came, since it runs
 	tries   int             // since a peer or process of one was new
 	seq     uint64          // rises with the time at which it ended
 
@@ -175,17 +179,43 @@ func (j *Judge) Up(peer string, v Version, boot uint64, equal bool) {
 		q = &inquiry{version: v, peers: map[string]bool{}, failed: map[string]bool{}}
 		j.versions[v] = q
 		j.startLocked(q)
-	case !q.running && q.finding.State == Undecided && !q.settled:
+	case q.running || q.finding.State == Undecided && !q.settled:
 		if before == nil || before.boot != boot || before.version != v {
 			q.tries = 0
 			delete(q.failed, peer)
 		}
-		if !q.failed[peer] && q.tries < triesMax {
-			j.startLocked(q)
-		}
+		j.againLocked(q, peer)
 	}
 	q.peers[peer] = true
 	j.allowLocked(peer, q)
+}
+
+// Heard tells that a peer with a session is heard again after a silence, with which a fetch
+// from it has ended.
+func (j *Judge) Heard(peer string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	p := j.peers[peer]
+	if p == nil || p.equal || j.closed {
+		return
+	}
+	if q := j.versions[p.version]; q.running || q.finding.State == Undecided && !q.settled {
+		j.againLocked(q, peer)
+		j.allowLocked(peer, q)
+	}
+}
+
+// againLocked begins an inquiry again, now or at its end, because a peer may give now what it
+// did not give before.
+func (j *Judge) againLocked(q *inquiry, peer string) {
+	switch {
+	case q.failed[peer] || q.tries >= triesMax:
+	case q.running && q.asked[peer]:
+		q.again[peer] = true
+	case q.running: // it is asked yet
+	default:
+		j.startLocked(q)
+	}
 }
 
 // Gone tells that a peer is dead or no longer a peer. What only it needs is given up.
@@ -204,18 +234,25 @@ func (j *Judge) Retry() {
 	}
 	for v, q := range j.versions {
 		switch {
-		case q.running || q.finding.State != Undecided:
+		case q.running:
+			q.retry = true
+		case q.finding.State != Undecided:
 		case len(q.peers) == 0:
 			delete(j.versions, v)
 		default:
-			q.tries, q.settled = 0, false
-			clear(q.failed)
-			j.startLocked(q)
+			j.restartLocked(q)
 			for peer := range q.peers {
 				j.allowLocked(peer, q)
 			}
 		}
 	}
+}
+
+// restartLocked begins an inquiry as if nothing was known of its version.
+func (j *Judge) restartLocked(q *inquiry) {
+	q.tries, q.settled = 0, false
+	clear(q.failed)
+	j.startLocked(q)
 }
 
 // Of returns what is known of the pair with a peer.
@@ -291,13 +328,14 @@ func (j *Judge) forgetLocked() {
 
 func (j *Judge) allowLocked(peer string, q *inquiry) {
 	f := q.now()
-	j.o.Allow(peer, f.Take, f.Give, f.GiveNot)
+	j.o.Allow(peer, q.version, f.Take, f.Give, f.GiveNot)
 }
 
 // startLocked begins an inquiry.
 func (j *Judge) startLocked(q *inquiry) {
 	ctx, cancel := context.WithCancel(j.life)
 	q.cancel, q.running = cancel, true
+	q.asked, q.again, q.retry = map[string]bool{}, map[string]bool{}, false
 	q.tries++
 	q.percent.Store(0)
 	q.doing.Store(nil)
@@ -319,6 +357,13 @@ func (j *Judge) ended(ctx context.Context, q *inquiry, f Finding) {
 	j.counts[f.State]++
 	q.seq = j.counts[Accepted] + j.counts[Refused] + j.counts[Undecided]
 	q.running, q.finding = false, f
+	switch {
+	case f.State != Undecided:
+	case q.retry:
+		j.restartLocked(q)
+	case !q.settled && q.hasNews():
+		j.startLocked(q)
+	}
 	var peers []string
 	for peer := range q.peers {
 		peers = append(peers, peer)
@@ -329,6 +374,16 @@ func (j *Judge) ended(ctx context.Context, q *inquiry, f Finding) {
 	for _, peer := range peers {
 		j.o.Tell(peer, f)
 	}
+}
+
+// hasNews says whether a peer may give now what none gave since the inquiry runs.
+func (q *inquiry) hasNews() bool {
+	for peer := range q.peers {
+		if !q.failed[peer] && (!q.asked[peer] || q.again[peer]) {
+			return true
+		}
+	}
+	return false
 }
 
 // find does the work of an inquiry.
@@ -379,14 +434,12 @@ func leave(places chan struct{}) bool { <-places; return false }
 
 // bring gathers what a version is made of from the peers that have it, one after the other.
 func (j *Judge) bring(ctx context.Context, q *inquiry, do func(string)) (*bundle, error) {
-	asked := map[string]bool{}
 	var why []string
 	for {
-		peer := j.another(q, asked)
+		peer := j.another(q)
 		if peer == "" {
 			return nil, &unavailable{why: reasons(why)}
 		}
-		asked[peer] = true
 		do("what " + peer + " runs by is fetched")
 		within, cancel := context.WithTimeoutCause(ctx, j.o.FetchWithin, fmt.Errorf("it did not come within deadlines.pair_fetch_ms, %v", j.o.FetchWithin))
 		b, err := j.gather(within, peer, q.version)
@@ -426,14 +479,17 @@ func (j *Judge) fail(q *inquiry, peer string) {
 	}
 }
 
-// another returns a peer of a version that was not asked, the first by name, or "".
-func (j *Judge) another(q *inquiry, asked map[string]bool) (next string) {
+// another returns a peer of a version that was not asked and is now, the first by name, or "".
+func (j *Judge) another(q *inquiry) (next string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for peer := range q.peers {
-		if !asked[peer] && !q.failed[peer] && (next == "" || peer < next) {
+		if !q.asked[peer] && !q.failed[peer] && (next == "" || peer < next) {
 			next = peer
 		}
+	}
+	if next != "" {
+		q.asked[next] = true
 	}
 	return next
 }

@@ -42,7 +42,7 @@ func newBench(t *testing.T) *bench {
 	b := &bench{t: t, allowed: map[string][2]bool{}, told: map[string][]Finding{}, kept: map[Version]*registry.Verdict{}}
 	b.Judge = New(Options{
 		Shelf: &Shelf{own: &bundle{name: hereFile, deployment: d}}, StateDir: "/state", FetchWithin: 30 * time.Second, CheckWithin: 10 * time.Minute,
-		Allow: func(peer string, take, give bool, why string) {
+		Allow: func(peer string, _ Version, take, give bool, why string) {
 			if give != (why == "") {
 				t.Errorf("%s: give is %v, and the reason is %q", peer, give, why)
 			}
@@ -366,5 +366,97 @@ func TestVersionsForgotten(t *testing.T) {
 		_, first := b.versions[version(0)]
 		require.True(t, last)
 		require.False(t, first)
+	})
+}
+
+// TestChangedMeanwhile: what would begin an undecided version again, and comes while it is
+// still in work, begins it again at its end.
+func TestChangedMeanwhile(t *testing.T) {
+	var none error
+	noWay := &unavailable{why: "no way", passing: true}
+	for name, c := range map[string]struct {
+		first  error // of p's first fetch
+		change func(b *bench)
+		other  bool // q is asked after p
+		want   string
+		asked  int64
+	}{
+		"nothing":                         {noWay, func(*bench) {}, false, Undecided, 1},
+		"a reload":                        {always("not here"), func(b *bench) { b.Retry() }, false, Accepted, 2},
+		"a session, before another fails": {noWay, func(b *bench) { b.Up("p", version(1), 1, false) }, true, Accepted, 3},
+		"bytes, before another fails":     {noWay, func(b *bench) { b.Heard("p") }, true, Accepted, 3},
+		"a process, before another fails": {&unavailable{why: "changed"}, func(b *bench) { b.Up("p", version(1), 2, false) }, true, Accepted, 3},
+		"bytes of one that gives nothing": {&unavailable{why: "changed"}, func(b *bench) { b.Heard("p") }, true, Undecided, 2},
+		"it is gone":                      {noWay, func(b *bench) { b.Up("p", version(1), 1, false); b.Gone("p") }, true, Undecided, 2},
+		"no need":                         {none, func(b *bench) { b.Up("p", version(1), 2, false); b.Retry() }, false, Accepted, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				defer b.Close()
+				last := "p"
+				if c.other {
+					last = "q"
+				}
+				times := map[string]int{}
+				changed := make(chan struct{})
+				b.bring = func(_ context.Context, peer string) error {
+					times[peer]++
+					n := times[peer]
+					if peer == last && n == 1 {
+						<-changed
+					}
+					switch {
+					case peer == "q":
+						return &unavailable{why: "not given"}
+					case n == 1:
+						return c.first
+					}
+					return nil
+				}
+				b.Up("p", version(1), 1, false)
+				if c.other {
+					b.Up("q", version(1), 1, false)
+				}
+				synctest.Wait()
+				c.change(b)
+				close(changed)
+				synctest.Wait()
+				of := "p"
+				if b.Of("p").State == None {
+					of = "q"
+				}
+				require.Equal(t, c.want, b.Of(of).State)
+				require.Equal(t, c.asked, b.fetches.Load())
+				require.NotContains(t, b.Of(of).Why, "no peer that has these rules", "the reason is that of the peers")
+			})
+		})
+	}
+}
+
+// TestHeardAgain: a peer that was silent for a while has no new session, and what failed by
+// its silence is tried again all the same, as often as with sessions.
+func TestHeardAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		b.Heard("p")
+		b.bring = func(context.Context, string) error { return &unavailable{why: "silence", passing: true} }
+		b.Up("p", version(1), 1, false)
+		synctest.Wait()
+		for range 9 {
+			b.Heard("p")
+			synctest.Wait()
+		}
+		require.EqualValues(t, triesMax, b.fetches.Load())
+		b.bring = nil
+		b.Up("p", version(1), 2, false)
+		synctest.Wait()
+		require.Equal(t, both, b.may("p"))
+		b.Up("q", version(2), 2, true)
+		b.Heard("p")
+		b.Heard("q")
+		synctest.Wait()
+		require.EqualValues(t, triesMax+1, b.fetches.Load(), "what is decided stays")
 	})
 }

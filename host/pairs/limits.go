@@ -22,8 +22,9 @@ const (
 	fetchesMax = 4
 	// checksMax: one check keeps one core busy, and a node has other things to do.
 	checksMax = 1
-	// triesMax bounds the tries that sessions of one process of a peer begin, when the
-	// way to it failed: a peer that reconnects all the time is not asked all the time.
+	// triesMax bounds the tries that sessions of one process of a peer, and its words after
+	// silences, begin when the way to it failed: a peer that reconnects all the time is not
+	// asked all the time.
 	triesMax = 3
 	// versionsMax bounds the versions that are remembered while no peer has them.
 	versionsMax = 64

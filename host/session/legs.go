@@ -61,6 +61,9 @@ func (c *Core) receiveLegs(m *sessionpb.Legs) error {
 	return nil
 }
 
+// Hello is what the peer said in its last session; nil before the first.
+func (c *Core) Hello() *sessionpb.Hello { return c.hello }
+
 func (c *Core) sameRules() bool { return c.hello != nil && sameRules(c.cfg.Hello, c.hello) }
 
 // mayDemand says whether this node may demand of the peer in a leg. A peer that sends no

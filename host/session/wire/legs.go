@@ -9,12 +9,18 @@ import (
 	"time"
 
 	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
 )
 
 // AllowLegs says what the pair relation with a peer of other rules came to; see
-// session.Core.AllowLegs.
-func (p *Peers) AllowLegs(peer string, take, give bool, why string) {
-	p.command(peer, func(now time.Duration, c *session.Core) { c.AllowLegs(now, take, give, why) })
+// session.Core.AllowLegs. It is dropped when the peer's last Hello is not of the rules that it
+// is about: a session with other ones may have begun before it gets there.
+func (p *Peers) AllowLegs(peer string, of func(*sessionpb.Hello) bool, take, give bool, why string) {
+	p.command(peer, func(now time.Duration, c *session.Core) {
+		if of(c.Hello()) {
+			c.AllowLegs(now, take, give, why)
+		}
+	})
 }
 
 // Errors of Fetch. Any other one is about the way to the peer, and the next session may

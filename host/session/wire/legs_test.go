@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierd/tierd/host/session"
+	"github.com/tierd/tierd/host/session/sessionpb"
 )
 
 // gives makes a node give bytes out under their digest, or under another one.
@@ -121,4 +122,29 @@ func TestActorsOfOnePeerInOrder(t *testing.T) {
 		require.NoError(t, a.peers.SetPeers(nil))
 		require.NotContains(t, a.peers.leaving, "b", "what has ended is forgotten")
 	})
+}
+
+// TestAllowLegsOfOtherRules: a word on rules that the peer does not have any more changes
+// nothing, however late it comes.
+func TestAllowLegsOfOtherRules(t *testing.T) {
+	other := hello("b", 1)
+	other.RulesDigest = []byte("other")
+	b := startTCP(t, Config{Hello: other})
+	a := startTCP(t, Config{Hello: hello("a", 1), Peers: []PeerAddr{{ID: "b", Control: b.addr}}})
+	ready := func() bool { return state(a.testHost, "b") == session.Ready && state(b.testHost, "a") == session.Ready }
+	require.Eventually(t, ready, 10*time.Second, ms)
+	of := func(rules string) func(*sessionpb.Hello) bool {
+		return func(h *sessionpb.Hello) bool { return string(h.GetRulesDigest()) == rules }
+	}
+	b.peers.AllowLegs("a", func(*sessionpb.Hello) bool { return true }, true, true, "")
+	require.Eventually(t, func() bool { return a.peers.Status()[0].Supplies }, 10*time.Second, ms)
+	said := make(chan struct{})
+	a.peers.AllowLegs("b", of("before"), true, true, "")
+	a.peers.AllowLegs("b", func(*sessionpb.Hello) bool { close(said); return false }, true, true, "")
+	<-said
+	_, err := a.peers.Lookup(t.Context(), "b", "r", []session.Key{{}}) // after which the status is of now
+	require.NoError(t, err)
+	require.False(t, a.peers.Status()[0].AllLegs)
+	a.peers.AllowLegs("b", of("other"), true, true, "")
+	require.Eventually(t, func() bool { return a.peers.Status()[0].AllLegs }, 10*time.Second, ms)
 }
