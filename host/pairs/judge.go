@@ -83,7 +83,7 @@ type Judge struct {
 	life     context.Context
 	end      context.CancelFunc
 	wg       sync.WaitGroup
-	fetching chan struct{} // one entry for each that fetches
+	fetching chan struct{} // one entry for each that fetches, or waits with what it has fetched
 	checking chan struct{}
 
 	mu       sync.Mutex
@@ -397,12 +397,14 @@ func (j *Judge) find(ctx context.Context, q *inquiry) Finding {
 		return Finding{}
 	}
 	there, err := j.bring(ctx, q, do)
-	<-j.fetching
 	if err != nil {
+		<-j.fetching
 		return j.undecided(q, err)
 	}
 	do("it waits for another check")
-	if !enter(ctx, j.checking) {
+	turn := enter(ctx, j.checking)
+	<-j.fetching // not before: what waits keeps in memory what was fetched
+	if !turn {
 		return Finding{}
 	}
 	defer func() { <-j.checking }()

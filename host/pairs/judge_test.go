@@ -311,6 +311,32 @@ func TestBudget(t *testing.T) {
 	})
 }
 
+// TestFetchedIsBounded: while one check takes long, what others have fetched and keep until
+// their turn is bounded, however many versions come; their turns come all the same.
+func TestFetchedIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		done := make(chan struct{})
+		b.verdict = func(context.Context) (*registry.Verdict, error) { <-done; return verdictOf(nil, nil), nil }
+		const versions = 100
+		for n := range byte(versions) {
+			b.Up(fmt.Sprint("p", n), version(n), 1, false)
+		}
+		synctest.Wait()
+		require.EqualValues(t, checksMax+fetchesMax, b.fetches.Load())
+		for n := range versions / 2 {
+			b.Gone(fmt.Sprint("p", n))
+		}
+		synctest.Wait()
+		close(done)
+		synctest.Wait()
+		for n := versions / 2; n < versions; n++ {
+			require.Equal(t, both, b.may(fmt.Sprint("p", n)))
+		}
+	})
+}
+
 // TestGone: what only peers need that are gone, or that have another version now, is given
 // up; and Close ends and waits for the rest.
 func TestGone(t *testing.T) {

@@ -17,8 +17,9 @@ const (
 	// cacheBytesMax bounds the modules that are kept in the state directory: as many as one
 	// peer may have, of the largest size.
 	cacheBytesMax = modulesMax * moduleBytesMax
-	// fetchesMax bounds the peers that are fetched from at a time. One that is slow holds up
-	// the others of more than one version by its deadline at most.
+	// fetchesMax bounds the versions that are fetched at a time, or wait for their check with
+	// what was fetched, up to modulesMax of the largest modules each. A peer that is slow holds
+	// up the others of more than one version by its deadline at most.
 	fetchesMax = 4
 	// checksMax: one check keeps one core busy, and a node has other things to do.
 	checksMax = 1
