@@ -1,7 +1,9 @@
 package host
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -348,6 +350,40 @@ func TestLapsedSupplyIsFreed(t *testing.T) {
 	require.Eventually(t, func() bool { return n.meeting.status().Finished == 1 }, 30*time.Second, time.Millisecond)
 	require.EqualValues(t, len(keys), counter(n, "parked_freed", "lapsed"))
 	require.Empty(t, n.tier.Snapshot().Pins)
+}
+
+// TestJobIDUsedAgain: a peer's next process may name a job as the one before did, whose push
+// has not ended here. What becomes of the old one is not taken for the new one's.
+func TestJobIDUsedAgain(t *testing.T) {
+	n := startNode(t, "producer")
+	p := attach(t, n)
+	x, y := text{"x", 64}, text{"y", 64}
+	p.produce("x", x, enginepb.Leg_PROBE) // the tier has it
+	s := sessions{n}
+	job := func(transfer string, keys ...session.Key) *serving {
+		s.OnDemand("peer", session.Job{ID: 1, TransferID: transfer, Leg: legDemand, Keys: keys, Deadline: time.Hour})
+		return n.serving("peer", 1)
+	}
+	ended := func(keys int) {
+		s.OnJobEnd("peer", 1, slices.Repeat([]session.Result{{Cause: session.Aborted}}, keys), "")
+	}
+	key := func(x text, chunk int) session.Key { return session.Key(x.key("full", chunk)) }
+	old := job("t-y", key(y, 0), key(x, 0), key(x, 1))
+	pushing, pushed := context.WithCancel(t.Context())
+	defer pushed()
+	old.wg.Go(func() { <-pushing.Done() })
+	ended(3)
+	fresh := job("t-other", key(y, 1))
+	q, _ := p.beginProducer("y", y, enginepb.Leg_DEMAND) // its plan has nothing of x
+	require.Empty(t, fresh.holds)
+	require.Equal(t, 2, n.meeting.status().Jobs)
+	ended(1)
+	require.Eventually(t, func() bool { return n.meeting.status().Jobs == 1 }, soon, time.Millisecond)
+	pushed()
+	require.Eventually(t, func() bool { return n.meeting.status().Jobs == 0 }, soon, time.Millisecond)
+	q.finish(false)
+	clean(t, n)
+	require.Zero(t, n.peerPinnedBytes("peer"))
 }
 
 // TestDefaultsAreTheTableOfWaits: what a node is configured with when its file says nothing

@@ -23,6 +23,7 @@ type meeting struct {
 	holds map[string]map[tier.Key][]hold // by transfer; twice when supplied twice
 	timer *time.Timer
 	over  bool
+	jobs  map[session.JobID]*serving // by serial, until nothing reads what they hold
 	// producers are those of the transfers in work: they know which chunk a key is of.
 	producers map[string]*producer
 }
@@ -32,7 +33,7 @@ func newMeeting(n *Node, start time.Time, l join.Limits) *meeting {
 	for i := range bytes { // a chunk keeps a whole slot, however small it is
 		bytes[i] = uint64(n.tier.StrideBytes())
 	}
-	m := &meeting{node: n, start: start, holds: map[string]map[tier.Key][]hold{}, producers: map[string]*producer{}}
+	m := &meeting{node: n, start: start, holds: map[string]map[tier.Key][]hold{}, producers: map[string]*producer{}, jobs: map[session.JobID]*serving{}}
 	m.join = join.New(join.Config{Limits: l, ChunkBytes: bytes, Elsewhere: m.elsewhere})
 	m.timer = time.AfterFunc(time.Hour, func() { m.do(func(now time.Duration) { m.join.Tick(now) }) })
 	return m
@@ -61,7 +62,7 @@ func (m *meeting) carry(e join.Effect) {
 	switch e := e.(type) {
 	case join.Answer:
 		m.node.tellOverBudget(e.Peer, e.Answer.Refused)
-		m.node.peers.Answer(e.Peer, e.Job, e.Answer)
+		m.node.peers.Answer(e.Peer, m.jobs[e.Job].job.ID, e.Answer)
 	case join.Free:
 		m.free(e.Transfer, tier.Key(e.Key))
 		if e.Why == join.Aged || e.Why == join.NoRoom || e.Why == join.Lapsed {
@@ -187,12 +188,18 @@ func (m *meeting) report(transfer string) (r []join.GroupReport) {
 	return r
 }
 
-func (m *meeting) demand(peer string, j session.Job) {
-	m.do(func(now time.Duration) { m.join.Demand(now, peer, j) })
+func (m *meeting) demand(v *serving) {
+	m.do(func(now time.Duration) {
+		m.jobs[v.serial] = v
+		j := v.job
+		j.ID = v.serial
+		m.join.Demand(now, v.peer, j)
+	})
 }
 
-func (m *meeting) jobEnded(peer string, id session.JobID, results []session.Result) {
-	m.do(func(now time.Duration) { m.join.JobEnded(now, peer, id, results) })
+func (m *meeting) jobEnded(v *serving, results []session.Result) {
+	m.do(func(now time.Duration) { m.join.JobEnded(now, v.peer, v.serial, results) })
+	m.do(func(time.Duration) { delete(m.jobs, v.serial) }) // it has no answers any more
 }
 
 // reserve takes what the tier holds for a peer out of its budget, key by key: fits says which
@@ -226,8 +233,8 @@ func (m *meeting) peerBytes(peer string) (n uint64) {
 // elsewhere is join.Config.Elsewhere: a key of leg demand that the transfer does not supply
 // and the tier holds all the same is pinned for the job. It runs under m.mu.
 func (m *meeting) elsewhere(peer string, job session.JobID, i int, k *session.Key) bool {
-	v := m.node.serving(peer, job)
-	if v == nil {
+	v := m.jobs[job]
+	if v.ctx.Err() != nil {
 		return false // the job ends just now
 	}
 	refs, found := m.node.tier.Pin(v.owner, []tier.Key{tier.Key(*k)})

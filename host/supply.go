@@ -26,13 +26,14 @@ type peerJob struct {
 
 // A serving is a peer's job in work on this node.
 type serving struct {
-	node  *Node
-	peer  string
-	job   session.Job
-	owner tier.Owner // of what is pinned for the job beside its transfer
-	ctx   context.Context
-	stop  context.CancelFunc
-	wg    sync.WaitGroup // pushes, and the wait for chunks being written
+	node   *Node
+	peer   string
+	job    session.Job
+	serial session.JobID // in the meeting: a peer's next process may use an id again
+	owner  tier.Owner    // of what is pinned for the job beside its transfer
+	ctx    context.Context
+	stop   context.CancelFunc
+	wg     sync.WaitGroup // pushes, and the wait for chunks being written
 
 	mu    sync.Mutex
 	holds map[uint32]hold // what the tier holds, by index; each is in the peer's budget
@@ -51,9 +52,10 @@ func (s sessions) OnRelease(string, session.JobID) {}
 // OnDemand implements wire.Host.
 func (s sessions) OnDemand(peer string, j session.Job) {
 	n := s.node
+	number := requestNumber.Add(1)
 	v := &serving{
-		node: n, peer: peer, job: j, holds: map[uint32]hold{},
-		owner: tier.Owner{Kind: ownerPeer, ID: fmt.Sprintf("%s#%d.%d", peer, j.ID, requestNumber.Add(1))},
+		node: n, peer: peer, job: j, serial: session.JobID(number), holds: map[uint32]hold{},
+		owner: tier.Owner{Kind: ownerPeer, ID: fmt.Sprintf("%s#%d.%d", peer, j.ID, number)},
 	}
 	v.ctx, v.stop = context.WithCancel(n.life)
 	n.mu.Lock()
@@ -61,7 +63,7 @@ func (s sessions) OnDemand(peer string, j session.Job) {
 	n.mu.Unlock()
 	n.peerDemanded(&j)
 	if j.Leg != session.LegProbe {
-		n.meeting.demand(peer, j)
+		n.meeting.demand(v)
 		return
 	}
 	v.find()
@@ -296,7 +298,7 @@ func (s sessions) OnJobEnd(peer string, id session.JobID, results []session.Resu
 	n.wg.Go(func() {
 		v.wg.Wait()
 		if v.job.Leg != session.LegProbe {
-			n.meeting.jobEnded(peer, id, results) // it asks for nothing more
+			n.meeting.jobEnded(v, results) // it asks for nothing more
 		}
 		v.release()
 	})
