@@ -118,8 +118,11 @@ func keyOf(s *Shelf, seed uint64, v Version) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// drawing is where the whole counterexample of a refusal is.
-func (d *verdictDir) drawing(key string) string { return filepath.Join(d.dir, key+".txt") }
+// drawing is where the whole counterexample of a refusal is, in the directory of the verdicts.
+func drawing(dir, key string) string { return filepath.Join(dir, key+".txt") }
+
+// verdictsIn is the directory of the verdicts on pairs.
+func verdictsIn(stateDir string) string { return filepath.Join(stateDir, "pairs") }
 
 // load returns a kept verdict on a pair, or nil.
 func (d *verdictDir) load(key string, s *Shelf, v Version) *registry.Verdict {
@@ -142,14 +145,15 @@ func (d *verdictDir) load(key string, s *Shelf, v Version) *registry.Verdict {
 	return &out
 }
 
-// save keeps a verdict that is decided, and draws a refusal.
+// save keeps a verdict that is decided, and draws a refusal; first, so that none is kept
+// whose drawing is not there.
 func (d *verdictDir) save(key string, v *registry.Verdict) {
 	b, err := json.MarshalIndent(v, "", "  ")
+	if err == nil && v.Counterexample != nil {
+		err = writeWhole(drawing(d.dir, key), []byte(draw(v)))
+	}
 	if err == nil {
 		err = writeWhole(filepath.Join(d.dir, key+".json"), b)
-	}
-	if err == nil && v.Counterexample != nil {
-		err = writeWhole(d.drawing(key), []byte(draw(v)))
 	}
 	if err != nil {
 		d.log.Warn("a verdict on a pair could not be kept; it is judged again after a restart", "error", err)

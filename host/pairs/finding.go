@@ -2,7 +2,6 @@ package pairs
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 	"unicode"
 
@@ -36,7 +35,7 @@ func (j *Judge) findingOf(v Version, verdict *registry.Verdict) Finding {
 		return f
 	}
 	f.State, f.Why = Refused, "the pair of the two versions is refused with "+strings.Join(refused, "; with ")
-	f.File = filepath.Join(j.o.StateDir, "pairs", keyOf(j.o.Shelf, j.o.Seed, v)+".txt")
+	f.File = drawing(verdictsIn(j.o.StateDir), keyOf(j.o.Shelf, j.o.Seed, v))
 	return f
 }
 

@@ -342,7 +342,7 @@ func TestVerdictDir(t *testing.T) {
 	refused.Verdict, refused.Counterexample = registry.Refused, &check.Counterexample{Relation: "pair", Why: "so"}
 	refused.Ways[0].Counterexample = refused.Counterexample
 	require.Equal(t, registry.Refused, keep(v, refused).Verdict)
-	text, err := os.ReadFile(d.drawing(keyOf(here, 1, v)))
+	text, err := os.ReadFile(drawing(d.dir, keyOf(here, 1, v)))
 	require.NoError(t, err)
 	require.Contains(t, string(text), "producer a, consumer b: REFUSED")
 	for n := range byte(3 * versionsMax) {

@@ -132,7 +132,7 @@ func New(o Options) *Judge {
 	j.life, j.end = context.WithCancel(context.Background())
 	g := &gatherer{shelf: o.Shelf, local: localDir(o.LocalDir), fetch: o.Fetch,
 		cache: &moduleCache{dir: filepath.Join(o.StateDir, "fetched"), bytesMax: cacheBytesMax, log: o.Log}}
-	verdicts := &verdictDir{dir: filepath.Join(o.StateDir, "pairs"), log: o.Log}
+	verdicts := &verdictDir{dir: verdictsIn(o.StateDir), log: o.Log}
 	j.gather = g.gather
 	j.check = func(ctx context.Context, there *bundle, progress func(done, total int)) (*registry.Verdict, error) {
 		if len(o.Command) > 0 {

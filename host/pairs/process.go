@@ -120,6 +120,8 @@ func judgeApart(ctx context.Context, command []string, t *task, progress func(do
 	}
 	complaint := &head{most: complaintBytesMax}
 	cmd.Stdin, cmd.Stderr = &question, complaint
+	// A program of a rule that left the group outlives it, and may hold stderr open.
+	cmd.WaitDelay = lastWords
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err

@@ -156,3 +156,16 @@ func TestProgramApart(t *testing.T) {
 		return true
 	}, 30*time.Second, 10*time.Millisecond)
 }
+
+// TestApartLeftBehind: a program that left the group and keeps stderr open does not hold the
+// answer up.
+func TestApartLeftBehind(t *testing.T) {
+	here := changed(t, t.TempDir(), "window: 20")
+	_, err := judgeApart(t.Context(), []string{"/bin/sh", "-c", "setsid sleep 600 >/dev/null & echo pid $! >&2; sleep 1; exit 3"}, taskOf(here, here, time.Hour), func(int, int) {})
+	require.Error(t, err)
+	_, text, ok := strings.Cut(err.Error(), ": pid ")
+	require.True(t, ok, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(text))
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL), "it still ran")
+}
