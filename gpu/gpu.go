@@ -40,12 +40,8 @@
 package gpu
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"math/bits"
-	"slices"
 )
 
 var (
@@ -58,10 +54,6 @@ var (
 	// ErrLost is wrapped by every error of a device that can no longer be used.
 	ErrLost = errors.New("device is lost")
 )
-
-// FragmentsMax bounds one call: 2^20 fragments are 128 layers of 4096 blocks with K
-// and V apart, far above one chunk, and their list is 16 MiB.
-const FragmentsMax = 1 << 20
 
 // A Device owns regions and moves bytes in and out of them.
 type Device interface {
@@ -135,154 +127,4 @@ type Handle struct {
 	Opaque []byte
 	// Offset and Length in bytes.
 	Offset, Length int64
-}
-
-// A Fragment is a run of bytes inside a region. Length 0 is allowed.
-type Fragment struct {
-	// Offset and Length in bytes.
-	Offset, Length int64
-}
-
-// CheckFragments refuses a list that leaves a region of size bytes, does not add up
-// to the total bytes of the other side, or, when disjoint is set, overlaps itself.
-// Devices call it before they touch anything.
-func CheckFragments(size int64, frags []Fragment, total int, disjoint bool) error {
-	if len(frags) > FragmentsMax {
-		return fmt.Errorf("%w: %d in one call; at most %d are allowed", ErrFragments, len(frags), FragmentsMax)
-	}
-	var sum, end int64
-	ascending := true
-	for i, f := range frags {
-		if f.Offset < 0 || f.Length < 0 || f.Offset > size || f.Length > size-f.Offset {
-			return fmt.Errorf("%w: fragment %d is %d bytes at offset %d, but the region has %d bytes", ErrFragments, i, f.Length, f.Offset, size)
-		}
-		if sum += f.Length; sum > int64(total) {
-			return fmt.Errorf("%w: the first %d hold %d bytes, but the host side has %d", ErrFragments, i+1, sum, total)
-		}
-		if f.Length > 0 {
-			ascending = ascending && f.Offset >= end
-			end = f.Offset + f.Length
-		}
-	}
-	if sum != int64(total) {
-		return fmt.Errorf("%w: they hold %d bytes, but the host side has %d", ErrFragments, sum, total)
-	}
-	if !disjoint || ascending {
-		return nil
-	}
-	return checkDisjoint(frags)
-}
-
-// checkDisjoint is for lists that are not in ascending order. Fragments of one length,
-// as a KV cache has, are looked up in a table; others are sorted, which takes ten times
-// as long: for 8192 fragments of 4 KiB longer than their copy.
-func checkDisjoint(frags []Fragment) error {
-	order := make([]int, 0, len(frags))
-	length, equal := int64(0), true
-	for i, f := range frags {
-		if f.Length > 0 {
-			equal = equal && (length == 0 || f.Length == length)
-			length = f.Length
-			order = append(order, i)
-		}
-	}
-	if equal {
-		if known, err := checkGrid(frags, order, length); known {
-			return err
-		}
-		return checkCells(frags, order, length)
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(frags[a].Offset, frags[b].Offset) })
-	for k := 1; k < len(order); k++ {
-		if a, b := order[k-1], order[k]; frags[b].Offset < frags[a].Offset+frags[a].Length {
-			return overlap(frags, a, b)
-		}
-	}
-	return nil
-}
-
-// gridCellsMax bounds the set of checkGrid: 2 MiB, which stays in a processor's cache.
-const gridCellsMax = 16 << 20
-
-// checkGrid is for fragments of one length that begin at multiples of it, as pages do: a set
-// with one bit for each place finds those that are the same. It is ten times as fast as a
-// table, and does not know about others.
-func checkGrid(frags []Fragment, order []int, length int64) (known bool, err error) {
-	first, last := frags[order[0]].Offset, frags[order[0]].Offset
-	for _, i := range order {
-		first, last = min(first, frags[i].Offset), max(last, frags[i].Offset)
-	}
-	cells := (last-first)/length + 1
-	if cells > gridCellsMax || cells > 64*int64(len(order)) {
-		return false, nil // too far apart for a set to be worth it
-	}
-	power, shift := length&(length-1) == 0, bits.TrailingZeros64(uint64(length))
-	set := make([]uint64, (cells+63)/64)
-	for _, i := range order {
-		at := frags[i].Offset - first
-		cell := at >> shift
-		if !power {
-			cell = at / length
-		}
-		if cell*length != at {
-			return false, nil
-		}
-		if set[cell/64]>>(cell%64)&1 != 0 {
-			for _, j := range order {
-				if frags[j].Offset == frags[i].Offset {
-					return true, overlap(frags, j, i)
-				}
-			}
-		}
-		set[cell/64] |= 1 << (cell % 64)
-	}
-	return true, nil
-}
-
-// checkCells puts fragments of one length into cells of that length, by where they begin.
-// Two that overlap begin in one cell or in neighbours.
-func checkCells(frags []Fragment, order []int, length int64) error {
-	// An open hash table, at most half full; entries are 1 + the index of a fragment.
-	shift := 64 - bits.Len(uint(2*len(order)))
-	table := make([]uint32, 1<<(64-shift))
-	cells := make([]int64, len(frags))
-	find := func(cell int64) (at uint64, i int) {
-		for at = uint64(cell) * 0x9e3779b97f4a7c15 >> shift; ; at = (at + 1) & uint64(len(table)-1) {
-			if table[at] == 0 {
-				return at, -1
-			}
-			if i = int(table[at]) - 1; cells[i] == cell {
-				return at, i
-			}
-		}
-	}
-	onGrid := true
-	for _, i := range order {
-		cells[i] = frags[i].Offset / length
-		at, other := find(cells[i])
-		if other >= 0 {
-			return overlap(frags, other, i)
-		}
-		table[at] = uint32(i) + 1
-		onGrid = onGrid && cells[i]*length == frags[i].Offset
-	}
-	if onGrid {
-		return nil
-	}
-	for _, i := range order {
-		if _, next := find(cells[i] + 1); next >= 0 && frags[next].Offset < frags[i].Offset+length {
-			return overlap(frags, i, next)
-		}
-	}
-	return nil
-}
-
-// overlap names the two, the one that begins first in front.
-func overlap(frags []Fragment, i, j int) error {
-	if frags[j].Offset < frags[i].Offset {
-		i, j = j, i
-	}
-	a, b := frags[i], frags[j]
-	return fmt.Errorf("%w: fragments %d [%d, %d) and %d [%d, %d) overlap in the destination", ErrFragments,
-		i, a.Offset, a.Offset+a.Length, j, b.Offset, b.Offset+b.Length)
 }

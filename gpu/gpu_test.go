@@ -1,7 +1,11 @@
 package gpu_test
 
 import (
+	"cmp"
+	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,9 +35,15 @@ func TestOverlapsAreFound(t *testing.T) {
 				overlap = overlap || a.Length > 0 && b.Length > 0 && a.Offset < b.Offset+b.Length && b.Offset < a.Offset+a.Length
 			}
 		}
-		err := gpu.CheckFragments(1000, frags, total, true)
+		apart, err := gpu.CheckFragments(1000, frags, total, true)
 		require.Equal(t, overlap, err != nil, "%v", err)
-		require.NoError(t, gpu.CheckFragments(1000, frags, total, false))
+		again, gather := gpu.CheckFragments(1000, frags, total, false)
+		require.NoError(t, gather)
+		join := false
+		for i, f := range frags {
+			join = join || f.Length == 0 || i > 0 && f.Offset == frags[i-1].Offset+frags[i-1].Length
+		}
+		require.Equal(t, [2]bool{!join, !join}, [2]bool{apart, again}, "apart")
 		if overlap {
 			require.ErrorIs(t, err, gpu.ErrFragments)
 			require.ErrorContains(t, err, "overlap in the destination")
@@ -41,11 +51,84 @@ func TestOverlapsAreFound(t *testing.T) {
 	})
 }
 
+// Long lists, which processors share, against a look at them in order and a sort.
+func TestLongLists(t *testing.T) {
+	const n, length, size = 70_000, 16, 1 << 22
+	rapid.Check(t, func(t *rapid.T) {
+		frags := make([]gpu.Fragment, n)
+		for i := range frags {
+			frags[i] = gpu.Fragment{Offset: int64(i) * 2 * length, Length: length}
+		}
+		seed := rapid.Uint64().Draw(t, "seed")
+		if rapid.Bool().Draw(t, "shuffled") {
+			rand.New(rand.NewPCG(seed, 1)).Shuffle(n, func(i, j int) { frags[i], frags[j] = frags[j], frags[i] })
+		}
+		// At the borders of what a processor looks at, too.
+		place := rapid.OneOf(rapid.IntRange(0, n-2), rapid.Custom(func(t *rapid.T) int {
+			runs := rapid.IntRange(2, 4).Draw(t, "runs")
+			return n*rapid.IntRange(1, runs-1).Draw(t, "run")/runs - 1
+		}))
+		for range rapid.IntRange(0, 2).Draw(t, "changes") {
+			i, j := place.Draw(t, "i"), place.Draw(t, "j")
+			switch rapid.SampledFrom([]string{"same", "behind", "empty", "off", "longer", "outside", "negative"}).Draw(t, "change") {
+			case "same":
+				frags[i].Offset = frags[j].Offset
+			case "behind":
+				frags[i+1].Offset = frags[i].Offset + frags[i].Length
+			case "empty":
+				frags[i].Length = 0
+			case "off":
+				frags[i].Offset += rapid.Int64Range(1, length+1).Draw(t, "by")
+			case "longer":
+				frags[i].Length += rapid.Int64Range(1, length+1).Draw(t, "by")
+			case "outside":
+				frags[i].Offset = size - 1
+			case "negative":
+				frags[i].Offset = -1
+			}
+		}
+		total, apart, outside, overlap := 0, true, -1, false
+		for i, f := range frags {
+			total += int(f.Length)
+			apart = apart && f.Length > 0 && (i == 0 || f.Offset != frags[i-1].Offset+frags[i-1].Length)
+			if outside < 0 && (f.Offset < 0 || f.Offset+f.Length > size) {
+				outside = i
+			}
+		}
+		sorted := slices.Clone(frags)
+		slices.SortFunc(sorted, func(a, b gpu.Fragment) int { return cmp.Compare(a.Offset, b.Offset) })
+		end := int64(math.MinInt64)
+		for _, f := range sorted {
+			if f.Length > 0 {
+				overlap, end = overlap || f.Offset < end, max(end, f.Offset+f.Length)
+			}
+		}
+		for _, disjoint := range []bool{false, true} {
+			got, err := gpu.CheckFragments(size, frags, total, disjoint)
+			switch {
+			case outside >= 0:
+				require.ErrorContains(t, err, fmt.Sprintf("fragment %d is %d bytes at offset %d", outside, frags[outside].Length, frags[outside].Offset))
+			case disjoint && overlap:
+				require.ErrorContains(t, err, "overlap in the destination")
+			default:
+				require.NoError(t, err)
+				require.Equal(t, apart, got)
+				_, err = gpu.CheckFragments(size, frags, total-1, disjoint)
+				require.ErrorContains(t, err, fmt.Sprintf("hold %d bytes, but the host side has %d", total, total-1))
+				_, err = gpu.CheckFragments(size, frags, total+1, disjoint)
+				require.ErrorContains(t, err, fmt.Sprintf("they hold %d bytes, but the host side has %d", total, total+1))
+			}
+		}
+	})
+}
+
 func TestOverlapNamesBoth(t *testing.T) {
 	want := "fragments refused: fragments 2 [90, 100) and 0 [95, 105) overlap in the destination"
-	require.EqualError(t, gpu.CheckFragments(1000, []gpu.Fragment{{Offset: 95, Length: 10}, {Offset: 20, Length: 10}, {Offset: 90, Length: 10}}, 30, true), want)
+	_, err := gpu.CheckFragments(1000, []gpu.Fragment{{Offset: 95, Length: 10}, {Offset: 20, Length: 10}, {Offset: 90, Length: 10}}, 30, true)
+	require.EqualError(t, err, want)
 	want = "fragments refused: fragments 2 [90, 100) and 0 [95, 106) overlap in the destination"
-	require.EqualError(t, gpu.CheckFragments(1000, []gpu.Fragment{{Offset: 95, Length: 11}, {Offset: 20, Length: 10}, {Offset: 90, Length: 10}}, 31, true), want)
+	_, err = gpu.CheckFragments(1000, []gpu.Fragment{{Offset: 95, Length: 11}, {Offset: 20, Length: 10}, {Offset: 90, Length: 10}}, 31, true)
+	require.EqualError(t, err, want)
 }
 
 // BenchmarkCheckFragments checks the list of 32 MiB in random order.
@@ -63,7 +146,8 @@ func BenchmarkCheckFragments(b *testing.B) {
 		rand.New(rand.NewPCG(1, 1)).Shuffle(len(frags), func(i, j int) { frags[i], frags[j] = frags[j], frags[i] })
 		b.Run(c.name, func(b *testing.B) {
 			for b.Loop() {
-				require.NoError(b, gpu.CheckFragments(1<<40, frags, 4096*8191+int(c.last), true))
+				_, err := gpu.CheckFragments(1<<40, frags, 4096*8191+int(c.last), true)
+				require.NoError(b, err)
 			}
 		})
 	}

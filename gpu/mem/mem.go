@@ -173,7 +173,7 @@ func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer release()
-	if err := gpu.CheckFragments(reg.Size(), frags, len(host), scatter); err != nil {
+	if _, err := gpu.CheckFragments(reg.Size(), frags, len(host), scatter); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	places, err := gpu.Places(reg, frags)
