@@ -43,7 +43,9 @@ type rig struct {
 	stream [2]uintptr
 }
 
-// TestBench measures and prints the tables of BENCHMARKS.md; `make bench-gpu` runs it.
+// TestBench measures and prints the tables of BENCHMARKS.md; `make bench-gpu` runs it. Where
+// CUDA_MPS_PIPE_DIRECTORY names the pipes of an MPS daemon, it and the product's process go
+// by MPS.
 func TestBench(t *testing.T) {
 	if os.Getenv("TIERD_BENCH_GPU") == "" {
 		t.Skip("skipped: TIERD_BENCH_GPU is not set")
@@ -358,7 +360,7 @@ func (g *rig) loads() (names []string, runs []func(stop *atomic.Bool) int) {
 	fmt.Printf("tuning for a separate process: %+v\n", separate.Tuning())
 	for dir, name := range []string{"store", "load"} {
 		add(name+", 256 KiB", roundBytes, g.calls(g.dev, g.region, dir, 256*kib, ways[2], false))
-		for _, f := range []int{32 * kib, 64 * kib, 256 * kib} {
+		for _, f := range []int{16 * kib, 32 * kib, 64 * kib, 256 * kib} {
 			add(fmt.Sprintf("%s, %d KiB, Separate", name, f/kib), roundBytes, g.calls(separate, preg, dir, f, ways[2], false))
 		}
 	}

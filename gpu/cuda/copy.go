@@ -8,7 +8,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/tierd/tierd/gpu"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,8 +16,14 @@ const (
 	// was done: above what any batch takes on a link that is busy with copies alone, so
 	// that no pause leaves the link idle.
 	spinTime = time.Millisecond
-	// lookPause is between two looks after that. Linux makes 0.1 ms of it.
+	// lookPause is between two looks after that, and while there is much in flight. Linux
+	// makes 0.1 ms of it.
 	lookPause = 50 * time.Microsecond
+	// pauseBytesMin is the least that has to be in flight for a pause: 0.15 ms of PCIe 5.
+	// Where that does not last until the callers bring more, the lane learns it:
+	// pauseBytesMax is above what any link moves in a pause.
+	pauseBytesMin = 8 << 20
+	pauseBytesMax = 1 << 30
 	// blockThreads is the size of a kernel's blocks: 16 warps.
 	blockThreads = 512
 	blockWarps   = blockThreads / 32
@@ -35,6 +40,10 @@ type lane struct {
 	free chan *buffer
 	// lead holds one token; who has it is the leader.
 	lead chan struct{}
+	// inFlight is in bytes, and pauseBytes, which the leader owns, is how many must be for
+	// it to pause.
+	inFlight   atomic.Int64
+	pauseBytes int64
 }
 
 // A buffer is a staging buffer with its stream. It belongs to the call that took it out
@@ -66,7 +75,7 @@ type params struct {
 const listOffset = 4096
 
 func newLane(d *Device, scatter bool, kernel uintptr) (*lane, error) {
-	l := &lane{dev: d, scatter: scatter, kernel: kernel, free: make(chan *buffer, d.opts.Buffers), lead: make(chan struct{}, 1)}
+	l := &lane{dev: d, scatter: scatter, kernel: kernel, free: make(chan *buffer, d.opts.Buffers), lead: make(chan struct{}, 1), pauseBytes: pauseBytesMin}
 	l.lead <- struct{}{}
 	for range d.opts.Buffers {
 		b, err := d.newBuffer()
@@ -147,9 +156,8 @@ func (l *lane) close() error {
 	return errors.Join(errs...)
 }
 
-// move moves the fragments of a region at base, in which parts begin at the seams. When it
-// returns, nothing is in flight.
-func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Fragment, seams []int64, host []byte) error {
+// move moves what a list says. When it returns, nothing is in flight.
+func (l *lane) move(ctx context.Context, t Tuning, what list, host []byte) error {
 	if len(host) == 0 {
 		return nil
 	}
@@ -160,14 +168,11 @@ func (l *lane) move(ctx context.Context, t Tuning, base uint64, frags []gpu.Frag
 	defer release()
 
 	dir := t.direction(l.scatter)
-	limit := int(l.dev.opts.StagingBytes)
+	limit := full(int(l.dev.opts.StagingBytes))
 	if len(l.free) == len(l.buffers) {
-		limit = batchBytes(len(host), limit)
+		limit = ramp(len(host), int(l.dev.opts.StagingBytes), l.scatter)
 	}
-	p := newPlanner(base, frags, seams, dir, limit)
-	if l.dev.drv.has(cuMemcpyBatchAsync) {
-		p.runsMax = batchedRunsMax
-	}
+	p := newPlanner(what, dir, limit, l.batches(dir.DirectBytes))
 	var flying []*buffer
 	var first error
 	for !p.done() && first == nil {
@@ -248,16 +253,22 @@ func (l *lane) submit(b *buffer, blocks int, host []byte) error {
 		}
 		return l.dev.check(err)
 	}
+	l.inFlight.Add(int64(b.batch.bytes))
 	b.flying.Store(true)
 	return nil
 }
 
+// batches says that fragments of this length may go many to a command.
+func (l *lane) batches(bytes int64) bool {
+	return l.dev.drv.has(cuMemcpyBatchAsync) && !(l.scatter && bytes < batchedLoadMin)
+}
+
 func (l *lane) submitDirect(b *buffer, host []byte) error {
 	runs := b.batch.runs
-	batched := l.dev.drv.has(cuMemcpyBatchAsync) && l.dev.drv.isPinned(host[b.batch.host:b.batch.host+b.batch.bytes])
+	pinned := l.dev.drv.isPinned(host[b.batch.host : b.batch.host+b.batch.bytes])
 	for len(runs) > 0 {
 		n := 0
-		for batched && n < len(runs) && runs[n].rows == 1 {
+		for pinned && n < len(runs) && runs[n].rows == 1 && l.batches(int64(runs[n].bytes)) {
 			n++
 		}
 		var err error
@@ -428,42 +439,76 @@ func (l *lane) wait(b *buffer) error {
 func (l *lane) look(own *buffer) error {
 	leave, err := l.dev.enter()
 	if err != nil {
-		own.flying.Store(false)
+		l.landed(own)
 		return err
 	}
 	defer func() { leave() }()
-	last := time.Now()
+	last, paused := time.Now(), false
 	for {
-		for _, b := range l.buffers {
-			if !b.flying.Load() {
-				continue
-			}
-			code := l.dev.drv.code(cuEventQuery, b.event)
-			if code == codeNotReady {
-				continue
-			}
-			var err error
-			if code != 0 {
-				// What cannot be waited for may still run: nothing of this device is
-				// known any more.
-				err = l.dev.lose(l.dev.drv.error(cuEventQuery, code))
-			}
-			b.flying.Store(false)
-			if b == own {
-				return err
-			}
-			b.done <- err
+		some, done, err := l.lookOnce(own)
+		if paused {
+			l.pauseBytes = nextPause(l.pauseBytes, l.inFlight.Load())
+		}
+		if done {
+			return err
+		}
+		if some {
 			last = time.Now()
 		}
-		if time.Since(last) < spinTime {
+		// With much in flight the link stays busy through a pause; so does it when the GPU
+		// is at something else for long.
+		if paused = l.inFlight.Load() >= l.pauseBytes; !paused && time.Since(last) < spinTime {
 			continue
 		}
 		leave()
 		pause()
 		if leave, err = l.dev.enter(); err != nil {
 			leave = func() {}
-			own.flying.Store(false)
+			l.landed(own)
 			return err
 		}
 	}
+}
+
+// nextPause is pauseBytes after a pause at whose end inFlight bytes were in flight: with
+// none, the link was idle, and the pause too long.
+func nextPause(pauseBytes, inFlight int64) int64 {
+	if inFlight == 0 {
+		return min(2*pauseBytes, pauseBytesMax)
+	}
+	// One late wake-up must not end the pauses for good.
+	return max(pauseBytes-pauseBytes/64, pauseBytesMin)
+}
+
+// landed notes that a buffer carries nothing any more.
+func (l *lane) landed(b *buffer) {
+	b.flying.Store(false)
+	l.inFlight.Add(-int64(b.batch.bytes))
+}
+
+// lookOnce looks at every buffer in flight, and says whether some were done, and own was.
+func (l *lane) lookOnce(own *buffer) (some, done bool, ownErr error) {
+	for _, b := range l.buffers {
+		if !b.flying.Load() {
+			continue
+		}
+		code := l.dev.drv.code(cuEventQuery, b.event)
+		if code == codeNotReady {
+			continue
+		}
+		var err error
+		if code != 0 {
+			// What cannot be waited for may still run: nothing of this device is
+			// known any more.
+			err = l.dev.lose(l.dev.drv.error(cuEventQuery, code))
+		}
+		l.landed(b)
+		some = true
+		if b == own {
+			done, ownErr = true, err
+		} else {
+			b.done <- err
+		}
+	}
+	return some, done, ownErr
 }

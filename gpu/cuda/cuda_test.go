@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -549,6 +550,48 @@ func TestPyTorchEngine(t *testing.T) {
 	require.NoError(t, ev.Close())
 }
 
+// Under MPS kernels of ours run beside those of an engine, and Separate does nothing.
+func TestMPS(t *testing.T) {
+	if os.Getenv("TIERD_TEST_MPS") != "" {
+		d := open(t, Options{Separate: true})
+		require.True(t, d.Info().MPS)
+		require.False(t, d.opts.Separate)
+		reg, err := d.Alloc(t.Context(), 1<<20)
+		require.NoError(t, err)
+		src, dst := noise(1, 1<<19), make([]byte, 1<<19)
+		var frags []gpu.Fragment
+		for at := int64(0); at < 1<<20; at += 8192 {
+			frags = append(frags, gpu.Fragment{Offset: at, Length: 4096})
+		}
+		require.NoError(t, d.Scatter(t.Context(), reg, frags, src))
+		require.NoError(t, d.Gather(t.Context(), dst, reg, frags))
+		require.True(t, bytes.Equal(src, dst))
+		return
+	}
+	d := open(t, Options{Separate: true, Tuning: &Tuning{Gather: Direction{8, never, never}, Scatter: Direction{8, never, never}}})
+	if d.Info().MPS {
+		t.Skip("this process is under MPS")
+	}
+	require.True(t, d.opts.Separate)
+	control, err := exec.LookPath("nvidia-cuda-mps-control")
+	if err != nil {
+		t.Skip("skipped: no nvidia-cuda-mps-control here")
+	}
+	env := append(os.Environ(), "TIERD_TEST_MPS=1", "CUDA_MPS_PIPE_DIRECTORY="+t.TempDir(), "CUDA_MPS_LOG_DIRECTORY="+t.TempDir())
+	mps := func(in string, args ...string) error {
+		cmd := exec.CommandContext(t.Context(), control, args...)
+		cmd.Env, cmd.Stdin = env, strings.NewReader(in)
+		return cmd.Run()
+	}
+	require.NoError(t, mps("", "-d"))
+	defer func() { require.NoError(t, mps("quit\n")) }()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMPS$", "-test.v", "-test.timeout=60s")
+	cmd.Env = env
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: TestMPS")
+}
+
 // Allocations that lie at equal distances are no grid: the driver refuses a strided copy
 // over several.
 func TestStridedOverAllocations(t *testing.T) {
@@ -567,9 +610,9 @@ func TestStridedOverAllocations(t *testing.T) {
 		for i := range parts {
 			frags = append(frags, gpu.Fragment{Offset: j.Start(i) + at, Length: page})
 		}
-		_, abs, seams, err := absolute(j, []*region{regions[0].(*region), regions[1].(*region)}, frags[:2])
+		abs, err := absolute(j, []*region{regions[0].(*region), regions[1].(*region)}, list{frags: frags[:2]})
 		require.NoError(t, err)
-		t.Logf("distance %d, seams %d", abs[1].Offset-abs[0].Offset, len(seams))
+		t.Logf("distance %d, seams %d", abs.frags[1].Offset-abs.frags[0].Offset, len(abs.seams))
 		src, dst := noise(uint64(at), parts*page), make([]byte, parts*page)
 		require.NoError(t, d.Scatter(t.Context(), j, frags, src))
 		require.NoError(t, d.Gather(t.Context(), dst, j, frags))

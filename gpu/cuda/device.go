@@ -48,6 +48,8 @@ type Info struct {
 	// DriverVersion is 1000 x major + 10 x minor of the CUDA version that the driver
 	// supports.
 	DriverVersion int
+	// MPS says that this process reaches the GPU through CUDA's Multi-Process Service.
+	MPS bool
 }
 
 // Options of a device. The zero value is a good choice.
@@ -62,7 +64,8 @@ type Options struct {
 	// speed while kernels of ours are about (BENCHMARKS.md), however small they are. A
 	// measured tuning then prefers DMAs without a kernel as long as they have half the
 	// speed, instead of nine tenths of it or more. It is not the default, because an
-	// engine in this process pays for no turns.
+	// engine in this process pays for no turns; and under MPS, which runs kernels of all its
+	// processes at the same time, it does nothing.
 	Separate bool
 	// Tuning is used as it is when it is set. Otherwise the device is measured at Open,
 	// which takes about half a second of it.
@@ -162,6 +165,9 @@ func (d *driver) info(ordinal int) (in Info, handle int32, err error) {
 		UUID:       fmt.Sprintf("GPU-%x-%x-%x-%x-%x", uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:]),
 		TotalBytes: int64(total), DriverVersion: d.version,
 	}
+	var mps int32 // an older driver does not know the attribute
+	_ = d.code(cuDeviceGetAttribute, uintptr(unsafe.Pointer(&mps)), attrMPS, uintptr(handle))
+	in.MPS = mps != 0
 	if major < computeMajorMin {
 		return in, handle, fmt.Errorf("%w: %s has compute capability %d.x; the kernels need %d.0 or later", ErrNoDevice, in.Name, major, computeMajorMin)
 	}
@@ -202,6 +208,7 @@ func Open(ctx context.Context, ordinal int, o Options) (*Device, error) {
 	if d.info, d.handle, err = drv.info(ordinal); err != nil {
 		return fail(err)
 	}
+	d.opts.Separate = o.Separate && !d.info.MPS
 	if err := d.start(ctx); err != nil {
 		d.Close()
 		return fail(err)
@@ -344,6 +351,14 @@ func (d *Device) memory() (free, total int64, err error) {
 	return int64(f), int64(t), err
 }
 
+// Open counts the regions and events that are not closed, of this process and of others: each
+// keeps a handle of CUDA IPC, or the memory of an engine that has ended.
+func (d *Device) Open() (regions, events int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.regions), len(d.events)
+}
+
 // Gather implements gpu.Device.
 func (d *Device) Gather(ctx context.Context, dst []byte, src gpu.Region, frags []gpu.Fragment) error {
 	return d.move(ctx, "gather", d.lanes[0], src, frags, dst)
@@ -365,16 +380,17 @@ func (d *Device) move(ctx context.Context, what string, l *lane, reg gpu.Region,
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer release()
-	if err := gpu.CheckFragments(reg.Size(), frags, len(host), l.scatter); err != nil {
+	apart, err := gpu.CheckFragments(reg.Size(), frags, len(host), l.scatter)
+	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	base, seams := parts[0].base, []int64(nil)
+	all := list{base: parts[0].base, frags: frags, apart: apart}
 	if len(parts) > 1 {
-		if base, frags, seams, err = absolute(reg, parts, frags); err != nil {
+		if all, err = absolute(reg, parts, all); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
 	}
-	if err := l.move(ctx, d.tuning, base, frags, seams, host); err != nil {
+	if err := l.move(ctx, d.tuning, all, host); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
@@ -413,22 +429,22 @@ func (d *Device) hold(reg gpu.Region) (parts []*region, release func(), err erro
 }
 
 // absolute gives the fragments of a joined region their places in the address space of the
-// GPU, in front of which lie 0 bytes. seams are where parts begin, in rising order: the
+// GPU, in front of which lie 0 bytes. Its seams are where parts begin, in rising order: the
 // driver refuses a copy that goes from one allocation into another.
-func absolute(reg gpu.Region, parts []*region, frags []gpu.Fragment) (base uint64, out []gpu.Fragment, seams []int64, err error) {
-	places, err := gpu.Places(reg, frags)
+func absolute(reg gpu.Region, parts []*region, l list) (list, error) {
+	places, err := gpu.Places(reg, l.frags)
 	if err != nil {
-		return 0, nil, nil, err
+		return list{}, err
 	}
+	l.base, l.frags = 0, make([]gpu.Fragment, len(places))
 	for _, p := range parts {
-		seams = append(seams, int64(p.base))
+		l.seams = append(l.seams, int64(p.base))
 	}
-	slices.Sort(seams)
-	out = make([]gpu.Fragment, len(places))
+	slices.Sort(l.seams)
 	for i, p := range places {
-		out[i] = gpu.Fragment{Offset: int64(parts[p.Part].base) + p.Offset, Length: p.Length}
+		l.frags[i] = gpu.Fragment{Offset: int64(parts[p.Part].base) + p.Offset, Length: p.Length}
 	}
-	return 0, out, seams, nil
+	return l, nil
 }
 
 // giveBack closes something of this device's: forget takes it off the books, and free gives

@@ -21,14 +21,17 @@
 // which lengths on fragments go without. Tuning holds the result, and Options.TuningFile
 // keeps it from one start to the next. An engine in another process pays for every kernel
 // of ours, because a GPU runs the kernels of two processes in turns: see Options.Separate.
+// Under MPS (nvidia-cuda-mps-control) it runs them at the same time, and an engine loses a
+// hundredth.
 //
 // # Threads and waiting
 //
 // The driver keeps the current context in the operating system's thread, so each stretch
 // of calls locks the goroutine to its thread and sets the context first. Nobody blocks in
 // the driver: one of a lane's waiting callers at a time, the leader, asks for the state of
-// all its buffers and wakes the others. It asks without a pause as long as buffers are done
-// within spinTime of each other, and sleeps between two looks after that.
+// all its buffers and wakes the others. It sleeps between two looks while what is in flight
+// lasts longer than the sleep, asks without a pause when less is, and sleeps again when no
+// buffer has been done for spinTime.
 //
 // # Failure
 //

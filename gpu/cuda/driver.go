@@ -151,6 +151,7 @@ const (
 	orderStream          = 1 // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 	preferOverlap        = 1 // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 	attrComputeMajor     = 75
+	attrMPS              = 133 // CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 	ipcHandleBytes       = 64
 	computeMajorMin      = 7 // the kernels are written for sm_70
 	driverTextBytesLimit = 256

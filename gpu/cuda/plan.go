@@ -20,22 +20,26 @@ const (
 	directBytesMax = 32 << 20
 	// directRunsMax bounds its number of DMAs for the same reason; one costs 1 us.
 	directRunsMax = 64
-	// batchedRunsMax bounds it where the driver takes them all as one command: 32 MiB in
-	// fragments of 16 KiB.
-	batchedRunsMax = 2048
+	// batchedRunsMax bounds it where the driver takes them all as one command, at 0.4 us a
+	// fragment: the first DMAs of a call then run beside the submission of the others.
+	batchedRunsMax = 512
+	// batchedLoadMin is from which length on loads go that way. The driver (580) does not
+	// give shorter ones to the copy engine but writes them itself, at 13 GB/s, 6 core-seconds
+	// for 20 GB and a half of the speed of an engine's kernels.
+	batchedLoadMin = 32 << 10
 	// stridedRowsMin tells a grid from a list in which a few fragments happen to lie at
 	// equal distances, and stridedBytesMin is the least that a strided DMA is worth its
-	// command: 2.3 us lie between two DMAs, a fifth of 512 KiB on PCIe 5.
-	stridedRowsMin  = 8
-	stridedBytesMin = 512 << 10
+	// command: 2.3 us lie between two DMAs, a fifth of 512 KiB on PCIe 5. Where the rows can
+	// go many to a command too, which costs a twentieth at 32 KiB, it has to be
+	// stridedBatchedMin.
+	stridedRowsMin    = 8
+	stridedBytesMin   = 512 << 10
+	stridedBatchedMin = 2 << 20
 	// pitchBytesMax is the largest distance of rows that the driver takes.
 	pitchBytesMax = 1<<31 - 1
 	// batchBytesMin is the least that a call is cut into to overlap its own kernels
 	// with its own DMA: 2 MiB cross in 40 us, ten times what a batch costs.
 	batchBytesMin = 2 << 20
-	// batchesPerCall is into how many batches a call is cut where that leaves them
-	// batchBytesMin: its first kernel and the host's last look run beside no DMA.
-	batchesPerCall = 4
 )
 
 // never is a length above that of every fragment.
@@ -66,15 +70,23 @@ type batch struct {
 	host, bytes int
 }
 
-// A planner cuts a call into batches.
-type planner struct {
-	base  uint64 // address of the region
+// A list is what a call moves: the fragments of a region at base, in which parts begin at
+// the seams. apart is CheckFragments' word for it.
+type list struct {
+	base  uint64
 	frags []gpu.Fragment
 	seams []int64
-	dir   Direction
-	limit int // bytes of a staged batch
-	// runsMax of a batch without staging.
-	runsMax int
+	apart bool
+}
+
+// A planner cuts a call into batches.
+type planner struct {
+	list
+	dir Direction
+	// limit is how many bytes the staged batch has that begins at this byte of the call.
+	limit func(host int) int
+	// batched says that fragments without staging go many to a command.
+	batched bool
 	host    int // bytes planned so far
 
 	used int64 // bytes of frags[0] that are planned
@@ -85,47 +97,61 @@ type planner struct {
 	known int
 }
 
-// newPlanner plans a move through staging buffers with limit bytes in each batch. No piece
-// or run crosses a seam.
-func newPlanner(base uint64, frags []gpu.Fragment, seams []int64, dir Direction, limit int) *planner {
-	p := &planner{base: base, frags: merge(frags, seams), seams: seams, dir: dir, limit: limit, runsMax: directRunsMax}
+// newPlanner plans the move of a list. No piece or run crosses a seam.
+func newPlanner(what list, dir Direction, limit func(host int) int, batched bool) *planner {
+	p := &planner{list: what, dir: dir, limit: limit, batched: batched}
+	if !p.apart {
+		p.frags = merge(p.frags, p.seams)
+	}
 	p.classify()
 	return p
 }
 
-// batchBytes is the limit for a call of total bytes that finds its lane idle. A call that
-// finds others there has DMAs beside its kernels anyhow, and fills its buffers.
-func batchBytes(total, stagingBytes int) int {
-	share := (total/batchesPerCall + pieceBytesMax - 1) &^ (pieceBytesMax - 1)
-	return min(stagingBytes, max(batchBytesMin, share))
+// ramp is the limit for a call of total bytes that finds its lane idle. Its first kernel of
+// a store and the last of a load run beside no DMA, so these batches are small; those
+// behind and in front of them grow to what a buffer holds. A call that finds others there has DMAs
+// beside its kernels anyhow, and fills its buffers.
+func ramp(total, stagingBytes int, scatter bool) func(host int) int {
+	return func(host int) int {
+		share := host
+		if scatter {
+			share = (total - host) / 2
+		}
+		share = (share + pieceBytesMax - 1) &^ (pieceBytesMax - 1)
+		return min(stagingBytes, max(batchBytesMin, share))
+	}
 }
+
+// full is the limit of a call that fills its buffers.
+func full(stagingBytes int) func(host int) int { return func(int) int { return stagingBytes } }
 
 // merge leaves out empty fragments and makes one of neighbours in the list that are
 // neighbours in the region too, with no seam between them. It copies only when there is
 // something to do.
 func merge(frags []gpu.Fragment, seams []int64) []gpu.Fragment {
-	joins := func(a, b gpu.Fragment) bool {
-		if b.Offset != a.Offset+a.Length {
-			return false
-		}
-		_, seam := slices.BinarySearch(seams, b.Offset)
-		return !seam
+	seam := func(at int64) bool {
+		_, found := slices.BinarySearch(seams, at)
+		return found
 	}
+	end := int64(-1)
 	for i, f := range frags {
-		if f.Length == 0 || i > 0 && joins(frags[i-1], f) {
-			out := append(make([]gpu.Fragment, 0, len(frags)), frags[:i]...)
-			for _, f := range frags[i:] {
-				last := len(out) - 1
-				switch {
-				case f.Length == 0:
-				case last >= 0 && joins(out[last], f):
-					out[last].Length += f.Length
-				default:
-					out = append(out, f)
-				}
-			}
-			return out
+		if f.Length != 0 && f.Offset != end || f.Length != 0 && seam(end) {
+			end = f.Offset + f.Length
+			continue
 		}
+		out := append(make([]gpu.Fragment, 0, len(frags)), frags[:i]...)
+		for _, f := range frags[i:] {
+			switch {
+			case f.Length == 0:
+			case f.Offset == end && !seam(end):
+				out[len(out)-1].Length += f.Length
+				end += f.Length
+			default:
+				out = append(out, f)
+				end = f.Offset + f.Length
+			}
+		}
+		return out
 	}
 	return frags
 }
@@ -166,7 +192,11 @@ func (p *planner) strided() int {
 	for n < len(p.frags) && p.frags[n].Length == first.Length && p.frags[n].Offset-p.frags[n-1].Offset == pitch && p.frags[n].Offset < end {
 		n++
 	}
-	if n >= stridedRowsMin && int64(n) >= (stridedBytesMin+first.Length-1)/first.Length {
+	least := int64(stridedBytesMin)
+	if p.batched && first.Length >= p.dir.DirectBytes {
+		least = stridedBatchedMin
+	}
+	if n >= stridedRowsMin && int64(n) >= (least+first.Length-1)/first.Length {
 		return n
 	}
 	// The last of them may be the first of others.
@@ -194,13 +224,18 @@ func (p *planner) next(b *batch) bool {
 		return false
 	}
 	if p.rows > 0 {
-		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < p.runsMax {
+		most := directRunsMax
+		if p.batched {
+			most = batchedRunsMax
+		}
+		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < most {
 			b.runs = append(b.runs, p.run(directBytesMax-(p.host-b.host)))
 		}
 	} else {
-		for !p.done() && p.rows == 0 && p.host-b.host < p.limit && len(b.pieces) < batchPiecesMax {
+		limit := p.limit(p.host)
+		for !p.done() && p.rows == 0 && p.host-b.host < limit && len(b.pieces) < batchPiecesMax {
 			f, staged := p.frags[0], p.host-b.host
-			n := min(f.Length-p.used, pieceBytesMax, int64(p.limit-staged))
+			n := min(f.Length-p.used, pieceBytesMax, int64(limit-staged))
 			b.pieces = append(b.pieces, piece{device: p.base + uint64(f.Offset+p.used), staged: uint32(staged), bytes: uint32(n)})
 			p.take(n)
 		}

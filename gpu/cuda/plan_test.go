@@ -39,7 +39,11 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 		strided := rapid.SampledFrom([]int64{1, 4096, never}).Draw(t, "strided")
 		staging := rapid.SampledFrom([]int{64 << 10, 1 << 20, 8 << 20}).Draw(t, "staging")
 		base := uint64(1) << 41
-		p := newPlanner(base, frags, nil, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, staging)
+		limit, batched := full(staging), rapid.Bool().Draw(t, "batched")
+		if rapid.Bool().Draw(t, "alone") {
+			limit = ramp(total, staging, rapid.Bool().Draw(t, "scatter"))
+		}
+		p := newPlanner(list{base: base, frags: frags}, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, limit, batched)
 		host := 0
 		left := append([]gpu.Fragment(nil), frags...)
 		expect := func(device uint64, bytes int) {
@@ -61,7 +65,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 			require.Positive(t, b.bytes)
 			require.NotEqual(t, len(b.pieces) == 0, len(b.runs) == 0, "staged or direct")
 			require.LessOrEqual(t, len(b.pieces), batchPiecesMax)
-			require.LessOrEqual(t, len(b.runs), directRunsMax)
+			require.LessOrEqual(t, len(b.runs), map[bool]int{false: directRunsMax, true: batchedRunsMax}[batched])
 			start := b.host
 			for _, c := range b.pieces {
 				require.LessOrEqual(t, int(c.bytes), pieceBytesMax)
@@ -90,7 +94,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 func TestCrossover(t *testing.T) {
 	const k = 1 << 20
 	frags := []gpu.Fragment{{Offset: 0, Length: 4096}, {Offset: 8 * k, Length: k - 1}, {Offset: 20 * k, Length: k / 2}, {Offset: 20*k + k/2, Length: k / 2}, {Offset: 40 * k, Length: k}, {Offset: 60 * k, Length: 100}}
-	p := newPlanner(0, frags, nil, Direction{DirectBytes: k, StridedBytes: never}, 8*k)
+	p := newPlanner(list{frags: frags}, Direction{DirectBytes: k, StridedBytes: never}, full(8*k), false)
 	var got [][2]int
 	var b batch
 	for p.next(&b) {
@@ -111,8 +115,9 @@ func TestStridedRuns(t *testing.T) {
 			total += row
 		}
 	}
+	batched := false
 	plan := func(d Direction, frags []gpu.Fragment) (runs, pieces int) {
-		p := newPlanner(0, frags, nil, d, 4<<20)
+		p := newPlanner(list{frags: frags}, d, full(4<<20), batched)
 		var b batch
 		for p.next(&b) {
 			runs, pieces = runs+len(b.runs), pieces+len(b.pieces)
@@ -136,6 +141,22 @@ func TestStridedRuns(t *testing.T) {
 	}
 	runs, pieces = plan(d, frags)
 	require.Equal(t, [2]int{0, total / pieceBytesMax}, [2]int{runs, pieces}, "further apart than the driver allows")
+
+	// Rows that can go many to a command do, unless a strided DMA has enough of them.
+	d = Direction{DirectBytes: row, StridedBytes: row}
+	var long []gpu.Fragment
+	for l := range int64(stridedBatchedMin / row) {
+		long = append(long, gpu.Fragment{Offset: l << 20, Length: row})
+	}
+	for _, c := range []struct {
+		batched bool
+		rows    []gpu.Fragment
+		runs    int
+	}{{false, long[1:], 1}, {true, long[1:], len(long) - 1}, {true, long, 1}} {
+		batched = c.batched
+		runs, pieces = plan(d, c.rows)
+		require.Equal(t, [2]int{c.runs, 0}, [2]int{runs, pieces}, "batched %v, %d rows", c.batched, len(c.rows))
+	}
 }
 
 func TestOldDriverNamesWhatIsMissing(t *testing.T) {
@@ -149,12 +170,41 @@ func TestOldDriverNamesWhatIsMissing(t *testing.T) {
 	require.EqualError(t, err, "the CUDA driver is too old: libcuda.so.1 lacks cuLaunchKernel, cuIpcOpenMemHandle_v2; install a driver of CUDA 11 or later (R450)")
 }
 
-// A call that is alone is cut so that its kernels run beside its DMAs.
-func TestBatchBytes(t *testing.T) {
-	for total, want := range map[int]int{1: 2 << 20, 2 << 20: 2 << 20, 9 << 20: 9 << 18, 9<<20 + 1: 9 << 18, 9<<20 + 4: 9<<18 + 4096, 1 << 30: 8 << 20} {
-		require.Equal(t, want, batchBytes(total, 8<<20), "%d bytes", total)
+// A call that is alone begins (store) or ends (load) with small batches, whose kernels run
+// beside no DMA, and fills its buffers in between.
+func TestRamp(t *testing.T) {
+	const mib = 1 << 20
+	batches := func(total, staging int, scatter bool) (bytes []int) {
+		p := newPlanner(list{frags: []gpu.Fragment{{Length: int64(total)}}}, Direction{DirectBytes: never, StridedBytes: never}, ramp(total, staging, scatter), false)
+		for b := (&batch{}); p.next(b); {
+			bytes = append(bytes, b.bytes)
+		}
+		return bytes
 	}
-	require.Equal(t, 64<<10, batchBytes(1<<30, 64<<10))
+	require.Equal(t, []int{2 * mib, 2 * mib, 4 * mib, 8 * mib, 16 * mib, 16 * mib, 2 * mib}, batches(50*mib, 16*mib, false))
+	require.Equal(t, []int{16 * mib, 16 * mib, 9 * mib, 4*mib + mib/2, 2*mib + mib/4, 2 * mib, mib / 4}, batches(50*mib, 16*mib, true))
+	require.Equal(t, []int{2 * mib, mib}, batches(3*mib, 16*mib, false))
+	require.Equal(t, []int{2 * mib, mib}, batches(3*mib, 16*mib, true))
+	require.Equal(t, []int{4*mib + mib/2 + pieceBytesMax, 2*mib + mib/4, 2 * mib, mib/4 + 3 - pieceBytesMax}, batches(9*mib+3, 16*mib, true), "batches end at whole pieces")
+	require.Equal(t, []int{64 << 10, 64 << 10, 7}, batches(128<<10+7, 64<<10, false), "small buffers")
+}
+
+// A pause that left the link idle makes the lane pause less; others make it pause a little
+// more, so that one late wake-up is forgotten.
+func TestNextPause(t *testing.T) {
+	at := int64(pauseBytesMin)
+	for range 20 {
+		at = nextPause(at, 0)
+	}
+	require.Equal(t, int64(pauseBytesMax), at)
+	at = nextPause(pauseBytesMin, 0)
+	require.Equal(t, int64(2*pauseBytesMin), at)
+	n := 0
+	for ; at > pauseBytesMin; n++ {
+		at = nextPause(at, 1)
+	}
+	require.Equal(t, int64(pauseBytesMin), at)
+	require.InDelta(t, 45, n, 2)
 }
 
 func TestEverySymbolHasAName(t *testing.T) {
@@ -175,7 +225,7 @@ func TestNoPieceCrossesASeam(t *testing.T) {
 		grid = append(grid, gpu.Fragment{Offset: i << 20, Length: 1 << 18})
 	}
 	var rows []int
-	for p, b := newPlanner(0, grid, []int64{0, 10 << 20, 12 << 20, 30<<20 + 1}, Direction{DirectBytes: never, StridedBytes: 1}, 4<<20), (&batch{}); p.next(b); {
+	for p, b := newPlanner(list{frags: grid, seams: []int64{0, 10 << 20, 12 << 20, 30<<20 + 1}}, Direction{DirectBytes: never, StridedBytes: 1}, full(4<<20), false), (&batch{}); p.next(b); {
 		for _, r := range b.runs {
 			rows = append(rows, r.rows)
 		}
@@ -210,9 +260,8 @@ func TestRunsOfABatch(t *testing.T) {
 	for i := range int64(5000) {
 		frags = append(frags, gpu.Fragment{Offset: i * 300, Length: 200})
 	}
-	for _, most := range []int{directRunsMax, batchedRunsMax} {
-		p := newPlanner(0, frags, nil, Direction{DirectBytes: 1, StridedBytes: never}, 4<<20)
-		p.runsMax = most
+	for batched, most := range map[bool]int{false: directRunsMax, true: batchedRunsMax} {
+		p := newPlanner(list{frags: frags}, Direction{DirectBytes: 1, StridedBytes: never}, full(4<<20), batched)
 		total := 0
 		for b := (&batch{}); p.next(b); {
 			require.LessOrEqual(t, len(b.runs), most)

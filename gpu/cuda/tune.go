@@ -262,7 +262,7 @@ func (m *bench) seconds(l *lane, d Direction, fragment int64, grid bool) (float6
 	best := 0.0
 	for range tuneRepeats {
 		start := time.Now()
-		if err := l.move(m.ctx, Tuning{Gather: d, Scatter: d}, m.base, frags, nil, m.host); err != nil {
+		if err := l.move(m.ctx, Tuning{Gather: d, Scatter: d}, list{base: m.base, frags: frags, apart: true}, m.host); err != nil {
 			return 0, err
 		}
 		if s := time.Since(start).Seconds(); best == 0 || s < best {
