@@ -146,9 +146,10 @@ type fakeGPU struct {
 	mem    *mem.Device
 	in     cuda.Info
 
-	mu   sync.Mutex
-	lost error
-	open int // regions
+	mu     sync.Mutex
+	lost   error
+	open   int // regions
+	events int // of engines, that are open
 }
 
 // fakeRegion is one of mem's with a handle of CUDA's.
@@ -185,10 +186,16 @@ func (g *fakeGPU) add(r gpu.Region, err error) (gpu.Region, error) {
 	return &fakeRegion{Region: r, g: g}, nil
 }
 
-func (g *fakeGPU) regions() int {
+func (g *fakeGPU) Open() (regions, events int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.open
+	return g.open, g.events
+}
+
+// idle says that nothing is open.
+func (g *fakeGPU) idle() bool {
+	regions, events := g.Open()
+	return regions+events == 0
 }
 
 func (g *fakeGPU) lose() {
@@ -230,9 +237,28 @@ func (g *fakeGPU) ImportEvent(_ context.Context, h gpu.Handle) (gpu.Event, error
 	g.driver.mu.Lock()
 	defer g.driver.mu.Unlock()
 	if e := g.driver.events[string(h.Opaque)]; e != nil {
-		return e, nil
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.events++
+		return &openEvent{fakeEvent: e, g: g}, nil
 	}
 	return nil, errors.New("no such event")
+}
+
+// openEvent is an engine's event as a GPU has opened it.
+type openEvent struct {
+	*fakeEvent
+	g    *fakeGPU
+	once sync.Once
+}
+
+func (e *openEvent) Close() error {
+	e.once.Do(func() {
+		e.g.mu.Lock()
+		defer e.g.mu.Unlock()
+		e.g.events--
+	})
+	return nil
 }
 
 // inner takes the wrapping off a region.

@@ -63,6 +63,15 @@ func gpuPair(t *testing.T, slab int64) (producer, consumer *Node) {
 	return producer, consumer
 }
 
+// openHandles is how many regions and events of their GPUs the nodes have open.
+func openHandles(nodes ...*Node) (n int) {
+	for _, node := range nodes {
+		r := node.devices.Report()
+		n += r.Regions + r.Events
+	}
+	return n
+}
+
 // freeGPU is the memory that is free on the GPUs of both.
 func freeGPU(t *testing.T, nodes ...*Node) (sum int64) {
 	for _, n := range nodes {
@@ -188,13 +197,14 @@ func TestGPUSoak(t *testing.T) {
 	require.Eventually(t, func() bool {
 		e, _ := producer.counts()
 		f, _ := consumer.counts()
-		return e+f == 0 && freeGPU(t, producer, consumer) >= before-16<<20
-	}, 20*time.Second, 20*time.Millisecond, "free before and after: %d, %d", before, freeGPU(t, producer, consumer))
+		return e+f == 0 && openHandles(producer, consumer) == 0 && freeGPU(t, producer, consumer) >= before-16<<20
+	}, 20*time.Second, 20*time.Millisecond, "free before: %d", before)
 	t.Logf("%d requests, %.1f GB loaded, %d hits, %d with failures, %d engines killed, %d slots evicted; wrong bytes %d; free before and after %d, %d",
 		all.rounds, float64(all.loaded)/1e9, all.hits, all.failed, all.killed,
 		producer.tier.Snapshot().Evictions+consumer.tier.Snapshot().Evictions, all.wrong, before, freeGPU(t, producer, consumer))
 	require.Zero(t, all.wrong)
 	require.Positive(t, all.hits)
+	require.Zero(t, openHandles(producer, consumer))
 	require.NoError(t, producer.devices.GPU.Lost())
 	for _, n := range []*Node{producer, consumer} {
 		require.Empty(t, n.Status().Device.PinError)

@@ -287,7 +287,7 @@ func TestLayoutsDrawn(t *testing.T) {
 		}
 		require.NoError(t, p.c.Close())
 		require.NoError(t, c.c.Close())
-		require.Eventually(t, func() bool { return pg.regions() == 0 && cg.regions() == 0 }, soon, time.Millisecond, "regions are given back")
+		require.Eventually(t, func() bool { return pg.idle() && cg.idle() }, soon, time.Millisecond, "regions and events are given back")
 	})
 	clean(t, producer, consumer)
 	for _, n := range []*Node{producer, consumer} {

@@ -289,7 +289,7 @@ func labelTable(values map[string]map[string]bool) string {
 // unitOf reads the unit off a metric's name.
 func unitOf(name string) string {
 	name = strings.TrimSuffix(name, "_total")
-	for _, u := range []string{"seconds", "bytes", "chunks", "tokens", "slots", "ratio", "requests", "sessions", "waits", "admissions", "pins", "jobs", "connections", "checks", "copies", "errors", "warnings", "lanes"} {
+	for _, u := range []string{"seconds", "bytes", "chunks", "tokens", "slots", "ratio", "requests", "sessions", "waits", "admissions", "pins", "jobs", "connections", "checks", "copies", "errors", "warnings", "lanes", "handles"} {
 		if strings.HasSuffix(name, "_"+u) {
 			return u
 		}

@@ -37,6 +37,8 @@ type GPU interface {
 	Lost() error
 	// MemoryBytes is how much memory it has free, and in all.
 	MemoryBytes() (free, total int64, err error)
+	// Open counts the regions and events that are not closed.
+	Open() (regions, events int)
 	// Pin makes host memory fast for copies, in the background.
 	Pin(mem []byte) (Pinned, error)
 }

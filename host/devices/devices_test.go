@@ -42,6 +42,7 @@ func (f *fake) Lost() error {
 	return f.lost
 }
 func (f *fake) MemoryBytes() (free, total int64, err error) { return 30, 100, f.Lost() }
+func (f *fake) Open() (regions, events int)                 { return 0, 0 }
 func (f *fake) Pin(mem []byte) (Pinned, error) {
 	if f.pinErr != nil {
 		return nil, f.pinErr

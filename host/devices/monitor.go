@@ -36,6 +36,7 @@ type Report struct {
 	UUID, Name, BusID   string
 	Lost                string // why; empty while it works
 	TotalBytes, Free    int64
+	Regions, Events     int      // that are open, of this process and of engines
 	Health              nvml.GPU // zero when NoHealth is set
 	NoHealth            string   // why nothing is known about its health
 	XIDErrors           uint64   // since the start
@@ -204,6 +205,7 @@ func (s *Set) Report() Report {
 	if err := g.Lost(); err != nil {
 		r.Lost = err.Error()
 	}
+	r.Regions, r.Events = g.Open()
 	m := s.mon
 	m.mu.Lock()
 	defer m.mu.Unlock()

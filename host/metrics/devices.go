@@ -16,6 +16,7 @@ var (
 	gpuInfoDesc   = prometheus.NewDesc("tierd_gpu_info", "1 when this node has a GPU, which the labels name; 0 with empty labels when it has none.", []string{"device", "name", "uuid", "pci_bus_id"}, nil)
 	gpuLostDesc   = prometheus.NewDesc("tierd_gpu_lost", "1 once the GPU cannot be used any more, until the daemon is restarted.", nil, nil)
 	gpuMemoryDesc = prometheus.NewDesc("tierd_gpu_memory_bytes", "Memory of the GPU, of all processes.", []string{"state"}, nil)
+	gpuOpenDesc   = prometheus.NewDesc("tierd_gpu_open_handles", "Regions of GPU memory and events that are open, of this daemon and of engines. Without engines there are none.", []string{"kind"}, nil)
 	gpuGenDesc    = prometheus.NewDesc("tierd_gpu_pcie_generation", "PCIe generation now, and the most that GPU and slot can do together; an idle GPU lowers it. 0 when unknown.", []string{"of"}, nil)
 	gpuLanesDesc  = prometheus.NewDesc("tierd_gpu_pcie_lanes", "PCIe lanes now, and the most that GPU and slot can do together. 0 when unknown.", []string{"of"}, nil)
 	gpuECCDesc    = prometheus.NewDesc("tierd_gpu_uncorrected_memory_errors_total", "Memory errors since the driver was loaded that could not be corrected.", nil, nil)
@@ -30,7 +31,7 @@ type Devices func() devices.Report
 func (Devices) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		copiedDesc, copySecDesc, copyFailDesc, copyWorkDesc, pinnedDesc,
-		gpuInfoDesc, gpuLostDesc, gpuMemoryDesc, gpuGenDesc, gpuLanesDesc, gpuECCDesc, gpuXIDDesc, gpuWarnDesc,
+		gpuInfoDesc, gpuLostDesc, gpuMemoryDesc, gpuOpenDesc, gpuGenDesc, gpuLanesDesc, gpuECCDesc, gpuXIDDesc, gpuWarnDesc,
 	} {
 		ch <- d
 	}
@@ -63,6 +64,8 @@ func (read Devices) Collect(ch chan<- prometheus.Metric) {
 	gauge(gpuLostDesc, oneIf(r.Lost != ""))
 	gauge(gpuMemoryDesc, float64(r.TotalBytes-r.Free), "used")
 	gauge(gpuMemoryDesc, float64(r.Free), "free")
+	gauge(gpuOpenDesc, float64(r.Regions), "region")
+	gauge(gpuOpenDesc, float64(r.Events), "event")
 	link := r.Health.Link
 	gauge(gpuGenDesc, float64(link.Generation), "now")
 	gauge(gpuGenDesc, float64(link.GenerationMax), "max")
