@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -375,7 +374,7 @@ func (d *Device) move(ctx context.Context, what string, l *lane, reg gpu.Region,
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer done()
-	parts, release, err := d.hold(reg)
+	parts, release, err := gpu.Hold(reg, func(r *region) bool { return r.dev == d })
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -394,38 +393,6 @@ func (d *Device) move(ctx context.Context, what string, l *lane, reg gpu.Region,
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
-}
-
-// hold keeps the parts of a region open until release is called.
-func (d *Device) hold(reg gpu.Region) (parts []*region, release func(), err error) {
-	for _, p := range gpu.Parts(reg) {
-		r, ok := p.(*region)
-		if !ok || r.dev != d {
-			return nil, nil, gpu.ErrForeign
-		}
-		parts = append(parts, r)
-	}
-	// All calls take locks in one order: two that wait for each other's behind a Close
-	// would never end.
-	order := parts
-	if len(parts) > 1 {
-		order = slices.SortedFunc(slices.Values(parts), func(a, b *region) int { return cmp.Compare(a.serial, b.serial) })
-	}
-	release = func() {
-		for _, r := range order {
-			r.mu.RUnlock()
-		}
-	}
-	closed := len(parts) == 0
-	for _, r := range order {
-		r.mu.RLock()
-		closed = closed || r.base == 0
-	}
-	if closed {
-		release()
-		return nil, nil, gpu.ErrClosed
-	}
-	return parts, release, nil
 }
 
 // absolute gives the fragments of a joined region their places in the address space of the

@@ -145,6 +145,18 @@ func (d *Device) open(r *region, raw [ipcHandleBytes]byte) error {
 	return errors.Join(d.check(err), d.drv.call(cuIpcCloseMemHandle, uintptr(r.opened)))
 }
 
+// Serial implements gpu.Holdable.
+func (r *region) Serial() uint64 { return r.serial }
+
+// Hold implements gpu.Holdable.
+func (r *region) Hold() bool {
+	r.mu.RLock()
+	return r.base != 0
+}
+
+// Release implements gpu.Holdable.
+func (r *region) Release() { r.mu.RUnlock() }
+
 // Size implements gpu.Region.
 func (r *region) Size() int64 { return r.size }
 

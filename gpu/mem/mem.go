@@ -4,7 +4,6 @@
 package mem
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -12,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"slices"
 	"sync"
 
 	"github.com/tierd/tierd/gpu"
@@ -111,6 +109,18 @@ func (d *Device) add(r *region) (gpu.Region, error) {
 // Size implements gpu.Region.
 func (r *region) Size() int64 { return r.handle.Length }
 
+// Serial implements gpu.Holdable.
+func (r *region) Serial() uint64 { return r.serial }
+
+// Hold implements gpu.Holdable.
+func (r *region) Hold() bool {
+	r.mu.RLock()
+	return r.mem != nil
+}
+
+// Release implements gpu.Holdable.
+func (r *region) Release() { r.mu.RUnlock() }
+
 // Export implements gpu.Region.
 func (r *region) Export() (gpu.Handle, error) {
 	r.mu.RLock()
@@ -168,7 +178,7 @@ func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	parts, release, err := d.hold(reg)
+	parts, release, err := gpu.Hold(reg, func(r *region) bool { return r.dev == d })
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -212,36 +222,4 @@ func (d *Device) move(ctx context.Context, what string, reg gpu.Region, frags []
 		}
 	}
 	return nil
-}
-
-// hold keeps the parts of a region open until release is called.
-func (d *Device) hold(reg gpu.Region) (parts []*region, release func(), err error) {
-	for _, p := range gpu.Parts(reg) {
-		r, ok := p.(*region)
-		if !ok || r.dev != d {
-			return nil, nil, gpu.ErrForeign
-		}
-		parts = append(parts, r)
-	}
-	// All calls take locks in one order: two that wait for each other's behind a Close
-	// would never end.
-	order := parts
-	if len(parts) > 1 {
-		order = slices.SortedFunc(slices.Values(parts), func(a, b *region) int { return cmp.Compare(a.serial, b.serial) })
-	}
-	release = func() {
-		for _, r := range order {
-			r.mu.RUnlock()
-		}
-	}
-	closed := false
-	for _, r := range order {
-		r.mu.RLock()
-		closed = closed || r.mem == nil
-	}
-	if closed {
-		release()
-		return nil, nil, gpu.ErrClosed
-	}
-	return parts, release, nil
 }
