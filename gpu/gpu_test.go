@@ -68,9 +68,16 @@ func TestLongLists(t *testing.T) {
 		}))
 		for range rapid.IntRange(0, 2).Draw(t, "changes") {
 			i, j := place.Draw(t, "i"), place.Draw(t, "j")
-			switch rapid.SampledFrom([]string{"same", "behind", "empty", "off", "longer", "outside", "negative"}).Draw(t, "change") {
+			switch rapid.SampledFrom([]string{"same", "twice", "doubled", "behind", "empty", "off", "longer", "outside", "negative"}).Draw(t, "change") {
 			case "same":
 				frags[i].Offset = frags[j].Offset
+			case "twice":
+				frags[i+1].Offset = frags[i].Offset
+			case "doubled": // and one of them half a length off
+				for k := i + 1; k < n; k++ {
+					frags[k].Length = 2 * length
+				}
+				frags[n-1].Offset += length
 			case "behind":
 				frags[i+1].Offset = frags[i].Offset + frags[i].Length
 			case "empty":
@@ -120,6 +127,21 @@ func TestLongLists(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What one processor refuses is refused, also where the others' bytes are what was wanted.
+func TestLongListIsRefusedAsAWhole(t *testing.T) {
+	frags := make([]gpu.Fragment, 70_000)
+	for i := range frags {
+		frags[i] = gpu.Fragment{Offset: int64(i), Length: 1}
+		if i >= len(frags)/4 {
+			frags[i].Offset = -1
+		}
+	}
+	for runs := 2; runs <= 4; runs++ {
+		_, err := gpu.CheckFragments(1<<20, frags[:len(frags)/4*runs], len(frags)/4, false)
+		require.EqualError(t, err, "fragments refused: fragment 17500 is 1 bytes at offset -1, but the region has 1048576 bytes")
+	}
 }
 
 func TestOverlapNamesBoth(t *testing.T) {
