@@ -172,7 +172,7 @@ func (l *lane) move(ctx context.Context, t Tuning, what list, host []byte) error
 	if len(l.free) == len(l.buffers) {
 		limit = ramp(len(host), int(l.dev.opts.StagingBytes), l.scatter)
 	}
-	p := newPlanner(what, dir, limit, l.batches(dir.DirectBytes))
+	p := newPlanner(what, dir, limit, l.orders(dir))
 	var flying []*buffer
 	var first error
 	for !p.done() && first == nil {
@@ -256,6 +256,16 @@ func (l *lane) submit(b *buffer, blocks int, host []byte) error {
 	l.inFlight.Add(int64(b.batch.bytes))
 	b.flying.Store(true)
 	return nil
+}
+
+func (l *lane) orders(dir Direction) orders {
+	switch {
+	case !l.batches(dir.DirectBytes):
+		return orders{runsMax: directRunsMax, stridedMin: stridedBytesMin}
+	case l.scatter:
+		return orders{runsMax: batchedRunsMax, stridedMin: stridedLoadMin}
+	}
+	return orders{runsMax: batchedRunsMax, stridedMin: stridedBytesMin}
 }
 
 // batches says that fragments of this length may go many to a command.

@@ -61,8 +61,8 @@ type Options struct {
 	// Separate says that the engine is another process. The GPU does not run kernels of
 	// two processes at the same time but in turns, which costs the engine a tenth of its
 	// speed while kernels of ours are about (BENCHMARKS.md), however small they are. A
-	// measured tuning then prefers DMAs without a kernel as long as they have half the
-	// speed, instead of nine tenths of it or more. It is not the default, because an
+	// measured tuning then prefers DMAs without a kernel as long as one call alone has a
+	// third of the speed, instead of nine tenths of it or more. It is not the default, because an
 	// engine in this process pays for no turns; and under MPS, which runs kernels of all its
 	// processes at the same time, it does nothing.
 	Separate bool

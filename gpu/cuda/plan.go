@@ -29,12 +29,12 @@ const (
 	batchedLoadMin = 32 << 10
 	// stridedRowsMin tells a grid from a list in which a few fragments happen to lie at
 	// equal distances, and stridedBytesMin is the least that a strided DMA is worth its
-	// command: 2.3 us lie between two DMAs, a fifth of 512 KiB on PCIe 5. Where the rows can
-	// go many to a command too, which costs a twentieth at 32 KiB, it has to be
-	// stridedBatchedMin.
-	stridedRowsMin    = 8
-	stridedBytesMin   = 512 << 10
-	stridedBatchedMin = 2 << 20
+	// command: 2.3 us lie between two DMAs, a fifth of 512 KiB on PCIe 5. Between two loads
+	// lie 4 us, so that rows which can go many to a command do, up to stridedLoadMin: a
+	// daemon's loads were a sixth faster, and its stores no faster.
+	stridedRowsMin  = 8
+	stridedBytesMin = 512 << 10
+	stridedLoadMin  = 2 << 20
 	// pitchBytesMax is the largest distance of rows that the driver takes.
 	pitchBytesMax = 1<<31 - 1
 	// batchBytesMin is the least that a call is cut into to overlap its own kernels
@@ -79,15 +79,22 @@ type list struct {
 	apart bool
 }
 
+// orders say what goes without staging.
+type orders struct {
+	// runsMax bounds a batch.
+	runsMax int
+	// stridedMin is the least bytes of a strided DMA whose rows could go by themselves.
+	stridedMin int64
+}
+
 // A planner cuts a call into batches.
 type planner struct {
 	list
 	dir Direction
 	// limit is how many bytes the staged batch has that begins at this byte of the call.
 	limit func(host int) int
-	// batched says that fragments without staging go many to a command.
-	batched bool
-	host    int // bytes planned so far
+	orders
+	host int // bytes planned so far
 
 	used int64 // bytes of frags[0] that are planned
 	// rows is how many fragments from frags[0] on are one strided run; 1 for a long
@@ -98,8 +105,8 @@ type planner struct {
 }
 
 // newPlanner plans the move of a list. No piece or run crosses a seam.
-func newPlanner(what list, dir Direction, limit func(host int) int, batched bool) *planner {
-	p := &planner{list: what, dir: dir, limit: limit, batched: batched}
+func newPlanner(what list, dir Direction, limit func(host int) int, o orders) *planner {
+	p := &planner{list: what, dir: dir, limit: limit, orders: o}
 	if !p.apart {
 		p.frags = merge(p.frags, p.seams)
 	}
@@ -193,8 +200,8 @@ func (p *planner) strided() int {
 		n++
 	}
 	least := int64(stridedBytesMin)
-	if p.batched && first.Length >= p.dir.DirectBytes {
-		least = stridedBatchedMin
+	if first.Length >= p.dir.DirectBytes {
+		least = p.stridedMin
 	}
 	if n >= stridedRowsMin && int64(n) >= (least+first.Length-1)/first.Length {
 		return n
@@ -224,11 +231,7 @@ func (p *planner) next(b *batch) bool {
 		return false
 	}
 	if p.rows > 0 {
-		most := directRunsMax
-		if p.batched {
-			most = batchedRunsMax
-		}
-		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < most {
+		for p.rows > 0 && p.host-b.host < directBytesMax && len(b.runs) < p.runsMax {
 			b.runs = append(b.runs, p.run(directBytesMax-(p.host-b.host)))
 		}
 	} else {

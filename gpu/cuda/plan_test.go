@@ -8,6 +8,25 @@ import (
 	"pgregory.net/rapid"
 )
 
+// The orders of a lane: a DMA for each run, or many to a command.
+var (
+	one   = (&lane{dev: &Device{drv: &driver{}}}).orders(Direction{DirectBytes: 1})
+	many  = (&lane{dev: &Device{drv: withBatches}}).orders(Direction{DirectBytes: 1})
+	loads = (&lane{dev: &Device{drv: withBatches}, scatter: true}).orders(Direction{DirectBytes: batchedLoadMin})
+)
+
+var withBatches = &driver{fn: [symbols]uintptr{cuMemcpyBatchAsync: 1}}
+
+// Short fragments of a load never go many to a command.
+func TestShortLoadsAreNotBatched(t *testing.T) {
+	l := &lane{dev: &Device{drv: withBatches}, scatter: true}
+	require.False(t, l.batches(batchedLoadMin-1))
+	require.True(t, l.batches(batchedLoadMin))
+	require.Equal(t, one, l.orders(Direction{DirectBytes: batchedLoadMin - 1}))
+	l.scatter = false
+	require.True(t, l.batches(1))
+}
+
 // drawList draws fragments of a region, with neighbours, empty ones and long ones.
 func drawList(t *rapid.T) (frags []gpu.Fragment, total int) {
 	at := int64(0)
@@ -39,11 +58,11 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 		strided := rapid.SampledFrom([]int64{1, 4096, never}).Draw(t, "strided")
 		staging := rapid.SampledFrom([]int{64 << 10, 1 << 20, 8 << 20}).Draw(t, "staging")
 		base := uint64(1) << 41
-		limit, batched := full(staging), rapid.Bool().Draw(t, "batched")
+		limit, o := full(staging), rapid.SampledFrom([]orders{one, many, loads}).Draw(t, "orders")
 		if rapid.Bool().Draw(t, "alone") {
 			limit = ramp(total, staging, rapid.Bool().Draw(t, "scatter"))
 		}
-		p := newPlanner(list{base: base, frags: frags}, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, limit, batched)
+		p := newPlanner(list{base: base, frags: frags}, Direction{Blocks: 1, DirectBytes: direct, StridedBytes: strided}, limit, o)
 		host := 0
 		left := append([]gpu.Fragment(nil), frags...)
 		expect := func(device uint64, bytes int) {
@@ -65,7 +84,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 			require.Positive(t, b.bytes)
 			require.NotEqual(t, len(b.pieces) == 0, len(b.runs) == 0, "staged or direct")
 			require.LessOrEqual(t, len(b.pieces), batchPiecesMax)
-			require.LessOrEqual(t, len(b.runs), map[bool]int{false: directRunsMax, true: batchedRunsMax}[batched])
+			require.LessOrEqual(t, len(b.runs), o.runsMax)
 			start := b.host
 			for _, c := range b.pieces {
 				require.LessOrEqual(t, int(c.bytes), pieceBytesMax)
@@ -94,7 +113,7 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 func TestCrossover(t *testing.T) {
 	const k = 1 << 20
 	frags := []gpu.Fragment{{Offset: 0, Length: 4096}, {Offset: 8 * k, Length: k - 1}, {Offset: 20 * k, Length: k / 2}, {Offset: 20*k + k/2, Length: k / 2}, {Offset: 40 * k, Length: k}, {Offset: 60 * k, Length: 100}}
-	p := newPlanner(list{frags: frags}, Direction{DirectBytes: k, StridedBytes: never}, full(8*k), false)
+	p := newPlanner(list{frags: frags}, Direction{DirectBytes: k, StridedBytes: never}, full(8*k), one)
 	var got [][2]int
 	var b batch
 	for p.next(&b) {
@@ -115,9 +134,9 @@ func TestStridedRuns(t *testing.T) {
 			total += row
 		}
 	}
-	batched := false
+	o := one
 	plan := func(d Direction, frags []gpu.Fragment) (runs, pieces int) {
-		p := newPlanner(list{frags: frags}, d, full(4<<20), batched)
+		p := newPlanner(list{frags: frags}, d, full(4<<20), o)
 		var b batch
 		for p.next(&b) {
 			runs, pieces = runs+len(b.runs), pieces+len(b.pieces)
@@ -142,20 +161,20 @@ func TestStridedRuns(t *testing.T) {
 	runs, pieces = plan(d, frags)
 	require.Equal(t, [2]int{0, total / pieceBytesMax}, [2]int{runs, pieces}, "further apart than the driver allows")
 
-	// Rows that can go many to a command do, unless a strided DMA has enough of them.
+	// Rows of a load that can go many to a command do, unless a strided DMA has enough of them.
 	d = Direction{DirectBytes: row, StridedBytes: row}
 	var long []gpu.Fragment
-	for l := range int64(stridedBatchedMin / row) {
+	for l := range int64(stridedLoadMin / row) {
 		long = append(long, gpu.Fragment{Offset: l << 20, Length: row})
 	}
 	for _, c := range []struct {
-		batched bool
-		rows    []gpu.Fragment
-		runs    int
-	}{{false, long[1:], 1}, {true, long[1:], len(long) - 1}, {true, long, 1}} {
-		batched = c.batched
+		o    orders
+		rows []gpu.Fragment
+		runs int
+	}{{one, long[1:], 1}, {many, long[1:], 1}, {loads, long[1:], len(long) - 1}, {loads, long, 1}} {
+		o = c.o
 		runs, pieces = plan(d, c.rows)
-		require.Equal(t, [2]int{c.runs, 0}, [2]int{runs, pieces}, "batched %v, %d rows", c.batched, len(c.rows))
+		require.Equal(t, [2]int{c.runs, 0}, [2]int{runs, pieces}, "%+v, %d rows", o, len(c.rows))
 	}
 }
 
@@ -175,7 +194,7 @@ func TestOldDriverNamesWhatIsMissing(t *testing.T) {
 func TestRamp(t *testing.T) {
 	const mib = 1 << 20
 	batches := func(total, staging int, scatter bool) (bytes []int) {
-		p := newPlanner(list{frags: []gpu.Fragment{{Length: int64(total)}}}, Direction{DirectBytes: never, StridedBytes: never}, ramp(total, staging, scatter), false)
+		p := newPlanner(list{frags: []gpu.Fragment{{Length: int64(total)}}}, Direction{DirectBytes: never, StridedBytes: never}, ramp(total, staging, scatter), one)
 		for b := (&batch{}); p.next(b); {
 			bytes = append(bytes, b.bytes)
 		}
@@ -225,7 +244,7 @@ func TestNoPieceCrossesASeam(t *testing.T) {
 		grid = append(grid, gpu.Fragment{Offset: i << 20, Length: 1 << 18})
 	}
 	var rows []int
-	for p, b := newPlanner(list{frags: grid, seams: []int64{0, 10 << 20, 12 << 20, 30<<20 + 1}}, Direction{DirectBytes: never, StridedBytes: 1}, full(4<<20), false), (&batch{}); p.next(b); {
+	for p, b := newPlanner(list{frags: grid, seams: []int64{0, 10 << 20, 12 << 20, 30<<20 + 1}}, Direction{DirectBytes: never, StridedBytes: 1}, full(4<<20), one), (&batch{}); p.next(b); {
 		for _, r := range b.runs {
 			rows = append(rows, r.rows)
 		}
@@ -260,11 +279,11 @@ func TestRunsOfABatch(t *testing.T) {
 	for i := range int64(5000) {
 		frags = append(frags, gpu.Fragment{Offset: i * 300, Length: 200})
 	}
-	for batched, most := range map[bool]int{false: directRunsMax, true: batchedRunsMax} {
-		p := newPlanner(list{frags: frags}, Direction{DirectBytes: 1, StridedBytes: never}, full(4<<20), batched)
+	for _, o := range []orders{one, many} {
+		p := newPlanner(list{frags: frags}, Direction{DirectBytes: 1, StridedBytes: never}, full(4<<20), o)
 		total := 0
 		for b := (&batch{}); p.next(b); {
-			require.LessOrEqual(t, len(b.runs), most)
+			require.LessOrEqual(t, len(b.runs), o.runsMax)
 			require.Empty(t, b.pieces)
 			total += len(b.runs)
 		}
