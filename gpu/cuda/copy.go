@@ -449,8 +449,7 @@ func (l *lane) wait(b *buffer) error {
 func (l *lane) look(own *buffer) error {
 	leave, err := l.dev.enter()
 	if err != nil {
-		l.landed(own)
-		return err
+		return l.abandon(own, err)
 	}
 	defer func() { leave() }()
 	last, paused := time.Now(), false
@@ -474,10 +473,16 @@ func (l *lane) look(own *buffer) error {
 		pause()
 		if leave, err = l.dev.enter(); err != nil {
 			leave = func() {}
-			l.landed(own)
-			return err
+			return l.abandon(own, err)
 		}
 	}
+}
+
+// abandon gives up a buffer in flight that cannot be asked for. It may still run, so nothing
+// of this device is known any more.
+func (l *lane) abandon(b *buffer, cause error) error {
+	l.landed(b)
+	return l.dev.lose(cause)
 }
 
 // nextPause is pauseBytes after a pause at whose end inFlight bytes were in flight: with
