@@ -53,12 +53,12 @@ func CheckFragments(size int64, frags []Fragment, total int, disjoint bool) (apa
 
 // refuse says what is wrong with a list that does not fit.
 func refuse(size int64, frags []Fragment, total int) error {
-	var sum int64
+	var sum uint64
 	for i, f := range frags {
 		if f.Offset < 0 || f.Length < 0 || f.Offset > size || f.Length > size-f.Offset {
 			return fmt.Errorf("%w: fragment %d is %d bytes at offset %d, but the region has %d bytes", ErrFragments, i, f.Length, f.Offset, size)
 		}
-		if sum += f.Length; sum > int64(total) {
+		if sum += uint64(f.Length); sum > uint64(total) {
 			return fmt.Errorf("%w: the first %d hold %d bytes, but the host side has %d", ErrFragments, i+1, sum, total)
 		}
 	}
@@ -104,6 +104,7 @@ func survey(size int64, frags []Fragment, total int64, disjoint bool) view {
 	})
 	v := parts[0]
 	for _, w := range parts[1:runs] {
+		w.fits = w.fits && w.sum <= total-v.sum // four of them may be above what an int64 holds
 		v = v.and(w)
 	}
 	return v

@@ -2,7 +2,9 @@ package gpu_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -52,7 +54,9 @@ func TestOverlapsAreFound(t *testing.T) {
 // Long lists, which processors share, against a look at each byte of the region.
 func TestLongLists(t *testing.T) {
 	const n, length, size = 70_000, 8, 1 << 21
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	rapid.Check(t, func(t *rapid.T) {
+		runtime.GOMAXPROCS(rapid.IntRange(1, 5).Draw(t, "processors"))
 		frags := make([]gpu.Fragment, n)
 		for i := range frags {
 			frags[i] = gpu.Fragment{Offset: int64(i) * 2 * length, Length: length}
@@ -127,6 +131,85 @@ func TestLongLists(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Fragments of one length, most of them at multiples of it, close together: against a look
+// at each byte.
+func TestEqualLengths(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		length := rapid.Int64Range(1, 9).Draw(t, "length")
+		off := rapid.Int64Range(0, length-1).Draw(t, "off")
+		n := rapid.IntRange(1, 12).Draw(t, "n")
+		size := 40 * length
+		taken, overlap := make([]bool, size), false
+		var frags []gpu.Fragment
+		for range n {
+			f := gpu.Fragment{Offset: rapid.Int64Range(0, 38).Draw(t, "cell") * length, Length: length}
+			if rapid.IntRange(0, 3).Draw(t, "which") == 0 {
+				f.Offset += off
+			}
+			frags = append(frags, f)
+			for at := range length {
+				overlap = overlap || taken[f.Offset+at]
+				taken[f.Offset+at] = true
+			}
+		}
+		_, err := gpu.CheckFragments(size, frags, n*int(length), true)
+		require.Equal(t, overlap, err != nil, "%v", err)
+	})
+}
+
+// What is found at the borders between processors, for each number of them.
+func TestBordersOfLongLists(t *testing.T) {
+	const n = 70_000
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for runs := 1; runs <= 8; runs++ {
+		runtime.GOMAXPROCS(runs)
+		for k := range runs {
+			at := n * k / runs
+			check := func(change func(frags []gpu.Fragment)) (apart bool, err error) {
+				frags, total := make([]gpu.Fragment, n), 0
+				for i := range frags {
+					frags[i] = gpu.Fragment{Offset: int64(i) * 32, Length: 8 + int64(i%2)}
+				}
+				change(frags)
+				for _, f := range frags {
+					total += int(f.Length)
+				}
+				return gpu.CheckFragments(n*32, frags, total, true)
+			}
+			apart, err := check(func([]gpu.Fragment) {})
+			require.NoError(t, err)
+			require.True(t, apart)
+			apart, err = check(func(frags []gpu.Fragment) { clear(frags[:at+1]) })
+			require.NoError(t, err)
+			require.False(t, apart, "the first are empty")
+			if at == 0 {
+				continue
+			}
+			_, err = check(func(frags []gpu.Fragment) { frags[at].Offset = frags[at-1].Offset + 7 })
+			require.ErrorContains(t, err, "overlap in the destination", "%d processors, border %d", runs, k)
+			apart, err = check(func(frags []gpu.Fragment) { frags[at].Offset = frags[at-1].Offset + frags[at-1].Length })
+			require.NoError(t, err)
+			require.False(t, apart, "two meet at the border")
+		}
+	}
+}
+
+// Sums above what an int64 holds are refused, however many processors make them.
+func TestSumsDoNotWrap(t *testing.T) {
+	const far = math.MaxInt64
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	frags := make([]gpu.Fragment, 70_000)
+	for runs := 1; runs <= 4; runs++ {
+		runtime.GOMAXPROCS(runs)
+		clear(frags)
+		// Together they are far above 2^64, by as much as one has.
+		frags[1].Length, frags[len(frags)/2-1].Length, frags[len(frags)-1].Length = far, far, far
+		frags[len(frags)-2].Length = 2
+		_, err := gpu.CheckFragments(far, frags, far, false)
+		require.EqualError(t, err, "fragments refused: the first 35000 hold 18446744073709551614 bytes, but the host side has 9223372036854775807")
+	}
 }
 
 // What one processor refuses is refused, also where the others' bytes are what was wanted.

@@ -149,7 +149,9 @@ func some(seed uint64, n int, code int, which ...symbol) *func(symbol) int {
 
 func slow(seed uint64) *func() time.Duration {
 	var n atomic.Uint64
-	f := func() time.Duration { return time.Duration(rand.New(rand.NewPCG(seed, n.Add(1))).IntN(200)) * time.Microsecond }
+	f := func() time.Duration {
+		return time.Duration(rand.New(rand.NewPCG(seed, n.Add(1))).IntN(200)) * time.Microsecond
+	}
 	return &f
 }
 

@@ -33,10 +33,15 @@ func drawList(t *rapid.T) (frags []gpu.Fragment, total int) {
 	for range rapid.IntRange(0, 60).Draw(t, "fragments") {
 		if rapid.IntRange(0, 5).Draw(t, "grid") == 0 {
 			row, gap := rapid.Int64Range(1, 1<<20).Draw(t, "row"), rapid.Int64Range(0, 1<<20).Draw(t, "gap")
-			for range rapid.IntRange(1, 40).Draw(t, "rows") {
-				frags = append(frags, gpu.Fragment{Offset: at, Length: row})
-				at, total = at+row+gap, total+int(row)
+			rows, step := rapid.IntRange(1, 40).Draw(t, "rows"), row+gap
+			if rapid.IntRange(0, 3).Draw(t, "down") == 0 {
+				at, step = at+step*int64(rows), -step
 			}
+			for range rows {
+				frags = append(frags, gpu.Fragment{Offset: at, Length: row})
+				at, total = at+step, total+int(row)
+			}
+			at = max(at, 0)
 		}
 		f := gpu.Fragment{Offset: at, Length: rapid.OneOf(
 			rapid.Just(int64(0)), rapid.Int64Range(1, 300), rapid.Int64Range(1, 20000), rapid.Int64Range(1, 9<<20),
@@ -93,6 +98,10 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 			}
 			for _, r := range b.runs {
 				require.Equal(t, host, r.host)
+				if r.rows > 1 {
+					require.GreaterOrEqual(t, r.pitch, uint64(r.bytes), "rows lie one behind the other")
+					require.LessOrEqual(t, r.pitch, uint64(pitchBytesMax))
+				}
 				for row := range r.rows {
 					expect(r.device+uint64(row)*r.pitch, r.bytes)
 				}
@@ -100,8 +109,9 @@ func TestBatchesCoverTheListInOrder(t *testing.T) {
 			require.Equal(t, host-start, b.bytes)
 			if len(b.runs) == 0 {
 				require.LessOrEqual(t, b.bytes, staging)
-			} else {
-				require.LessOrEqual(t, b.bytes, directBytesMax+9<<20, "the bound, and at most one row more")
+			} else if last := b.runs[len(b.runs)-1]; b.bytes > directBytesMax {
+				require.Equal(t, 1, last.rows, "one row at most is more than the bound")
+				require.Less(t, b.bytes-last.bytes, directBytesMax)
 			}
 		}
 		require.Equal(t, total, host)
@@ -155,6 +165,15 @@ func TestStridedRuns(t *testing.T) {
 	pair := []gpu.Fragment{{Offset: 0, Length: 1 << 20}, {Offset: 1 << 30, Length: 1 << 20}, {Offset: 5 << 20, Length: 1 << 20}}
 	runs, _ = plan(d, pair)
 	require.Zero(t, runs, "two or three fragments are always at equal distances, or nearly")
+	var turn []gpu.Fragment
+	for i := range int64(20) { // the last of these is the first of others
+		turn = append(turn, gpu.Fragment{Offset: i << 20, Length: row})
+	}
+	for i := range int64(layers - 1) {
+		turn = append(turn, gpu.Fragment{Offset: 19<<20 + (i+1)<<21, Length: row})
+	}
+	runs, pieces = plan(d, turn)
+	require.Equal(t, [2]int{1, 19 * row / pieceBytesMax}, [2]int{runs, pieces}, "the distance changes")
 	for i := range frags {
 		frags[i].Offset *= 1 << 10
 	}
@@ -289,6 +308,20 @@ func TestRunsOfABatch(t *testing.T) {
 		}
 		require.Equal(t, 5000, total)
 	}
+}
+
+// A batch has no more pieces than its list has room for, however short they are.
+func TestPiecesOfABatch(t *testing.T) {
+	var frags []gpu.Fragment
+	for i := range int64(2*batchPiecesMax + 1) {
+		frags = append(frags, gpu.Fragment{Offset: i * 3, Length: 2})
+	}
+	p := newPlanner(list{frags: frags, apart: true}, Direction{DirectBytes: never, StridedBytes: never}, full(4<<20), one)
+	var pieces []int
+	for b := (&batch{}); p.next(b); {
+		pieces = append(pieces, len(b.pieces))
+	}
+	require.Equal(t, []int{batchPiecesMax, batchPiecesMax, 1}, pieces)
 }
 
 // A driver that lacks an optional function is none too old.
