@@ -452,6 +452,7 @@ func (l *lane) look(own *buffer) error {
 		return l.abandon(own, err)
 	}
 	defer func() { leave() }()
+	l.pauseBytes = forget(l.pauseBytes)
 	last, paused := time.Now(), false
 	for {
 		some, done, err := l.lookOnce(own)
@@ -477,6 +478,11 @@ func (l *lane) look(own *buffer) error {
 		}
 	}
 }
+
+// forget is pauseBytes at the start of a leader's term. A few late wake-ups in a row set it
+// above what the buffers hold, and then no pause would ever say that they are over. What it
+// costs where short pauses are right is one that is too long in 180 terms.
+func forget(pauseBytes int64) int64 { return max(pauseBytes-pauseBytes/256, pauseBytesMin) }
 
 // abandon gives up a buffer in flight that cannot be asked for. It may still run, so nothing
 // of this device is known any more.

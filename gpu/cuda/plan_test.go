@@ -243,6 +243,12 @@ func TestNextPause(t *testing.T) {
 	}
 	require.Equal(t, int64(pauseBytesMin), at)
 	require.InDelta(t, 45, n, 2)
+	const held = DefaultBuffers * DefaultStagingBytes
+	for at, n = pauseBytesMax, 0; at > held; n++ {
+		at = forget(at)
+	}
+	require.InDelta(t, 530, n, 5, "a lane whose buffers hold less than pauseBytes pauses again")
+	require.Equal(t, int64(pauseBytesMin), forget(pauseBytesMin))
 }
 
 func TestEverySymbolHasAName(t *testing.T) {
