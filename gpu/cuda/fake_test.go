@@ -25,6 +25,8 @@ type fakeDriver struct {
 	// delay is how long a command of a stream takes; nil is no time.
 	delay atomic.Pointer[func() time.Duration]
 	calls [symbols]atomic.Int64
+	// busy is how many commands that move bytes are queued or run.
+	busy atomic.Int64
 
 	// running is held for reading by commands, for writing by what ends them all: after a
 	// fatal code nothing moves any more, and every call gets it.
@@ -187,8 +189,16 @@ func (f *fakeDriver) host(at uintptr, n int) []byte {
 	return unsafe.Slice((*byte)(pointer(at)), n)
 }
 
-// do queues a command.
+// do queues a command that moves bytes.
 func (f *fakeDriver) do(stream uintptr, run func()) uintptr {
+	f.busy.Add(1)
+	return f.queue(stream, func() {
+		defer f.busy.Add(-1)
+		run()
+	})
+}
+
+func (f *fakeDriver) queue(stream uintptr, run func()) uintptr {
 	f.mu.Lock()
 	s := f.streams[stream]
 	f.mu.Unlock()
@@ -331,7 +341,7 @@ func (f *fakeDriver) record(h, stream uintptr) uintptr {
 		return f.wrongf("no such event")
 	}
 	n := e.records.Add(1)
-	return f.do(stream, func() { e.done.Store(n) })
+	return f.queue(stream, func() { e.done.Store(n) })
 }
 
 func (f *fakeDriver) query(h uintptr) uintptr {
@@ -394,6 +404,9 @@ func makeFakeTable() (fn [symbols]uintptr) {
 	on(cuMemHostUnregister, func(f *fakeDriver, at, _, _, _ word) word {
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		if f.busy.Load() != 0 {
+			f.wrong = append(f.wrong, "host memory is unregistered while bytes move")
+		}
 		delete(f.pieces, uint64(at))
 		return 0
 	})

@@ -212,3 +212,113 @@ func TestLostWhenItCannotWait(t *testing.T) {
 		f.atRest(t, d)
 	}
 }
+
+// When a call returns whose submission was refused half way, nothing of it moves any more.
+func TestNothingMovesAfterARefusal(t *testing.T) {
+	frags, src := make([]gpu.Fragment, 64), make([]byte, 64*1024)
+	for i := range frags {
+		frags[i] = gpu.Fragment{Offset: int64(i) * 3000, Length: 1024}
+	}
+	for name, c := range map[string]struct {
+		dir     Direction
+		refused symbol
+	}{
+		"kernel behind a DMA": {Direction{1, never, never}, cuLaunchKernel},
+		"event":               {Direction{1, never, never}, cuEventRecord},
+		"event of DMAs":       {Direction{1, 1, never}, cuEventRecord},
+		"some of many DMAs":   {Direction{1, 1, never}, cuMemcpyHtoDAsync},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t)
+			d := f.open(t, Options{Tuning: &Tuning{Gather: c.dir, Scatter: c.dir}})
+			reg, err := d.Alloc(t.Context(), 1<<20)
+			require.NoError(t, err)
+			late := func() time.Duration { return time.Millisecond }
+			f.delay.Store(&late)
+			fail := func(s symbol) int {
+				if s == c.refused && f.busy.Load() > 0 {
+					return 1
+				}
+				return 0
+			}
+			f.fail.Store(&fail)
+			err = d.Scatter(t.Context(), reg, frags, src)
+			require.Zero(t, f.busy.Load(), "commands that still run")
+			require.ErrorContains(t, err, symbolNames[c.refused])
+			require.NoError(t, d.Lost())
+		})
+	}
+}
+
+// Copies over the border of two pinned pieces are cut there, in every way that bytes go, and
+// Close of a piece waits for them.
+func TestCopiesOverPinnedPieces(t *testing.T) {
+	const half, page = 1 << 20, 12 << 10
+	for name, dir := range map[string]Direction{"staged": {2, never, never}, "direct": {2, 1, never}, "strided": {2, never, 1}} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t)
+			d := f.open(t, Options{StagingBytes: 256 << 10, Buffers: 2, Tuning: &Tuning{Gather: dir, Scatter: dir}})
+			mem := make([]byte, 2*half)
+			var pins []*Pinned
+			for _, m := range [][]byte{mem[:half], mem[half:]} {
+				p, err := d.Pin(m)
+				require.NoError(t, err)
+				require.NoError(t, p.Wait(t.Context()))
+				pins = append(pins, p)
+			}
+			reg, err := d.Alloc(t.Context(), 8*half)
+			require.NoError(t, err)
+			var frags []gpu.Fragment
+			for i := range int64(2*half/page - 1) {
+				frags = append(frags, gpu.Fragment{Offset: i * 3 * page, Length: page})
+			}
+			host := mem[1000:][:len(frags)*page]
+			want := noise(1, len(host))
+			copy(host, want)
+			late := func() time.Duration { return 100 * time.Microsecond }
+			f.delay.Store(&late)
+			require.NoError(t, d.Scatter(t.Context(), reg, frags, host))
+			clear(host)
+			ended := make(chan error)
+			before := f.calls[cuEventRecord].Load()
+			go func() { ended <- d.Gather(t.Context(), host, reg, frags) }()
+			for f.calls[cuEventRecord].Load() == before {
+				time.Sleep(10 * time.Microsecond)
+			}
+			for _, p := range pins {
+				require.NoError(t, p.Close())
+			}
+			require.NoError(t, <-ended)
+			require.True(t, bytes.Equal(want, host))
+		})
+	}
+}
+
+// With much in flight the leader sleeps after every look, also after the first.
+func TestLeaderSleepsWhileMuchIsInFlight(t *testing.T) {
+	f := newFake(t)
+	d := f.open(t, Options{Buffers: 2, Tuning: &fixed})
+	reg, err := d.Alloc(t.Context(), 2*pauseBytesMin)
+	require.NoError(t, err)
+	const looks = 20
+	var queries atomic.Int64
+	var contexts [2]int64
+	fail := func(s symbol) int {
+		if s != cuEventQuery {
+			return 0
+		}
+		switch n := queries.Add(1); {
+		case n == 1:
+			contexts[0] = f.calls[cuCtxSetCurrent].Load()
+		case n > 2*looks: // two buffers
+			if contexts[1] == 0 {
+				contexts[1] = f.calls[cuCtxSetCurrent].Load()
+			}
+			return 0
+		}
+		return codeNotReady
+	}
+	f.fail.Store(&fail)
+	require.NoError(t, d.Scatter(t.Context(), reg, []gpu.Fragment{{Length: 2 * pauseBytesMin}}, make([]byte, 2*pauseBytesMin)))
+	require.Equal(t, int64(looks), contexts[1]-contexts[0], "the context is set again after each sleep")
+}
