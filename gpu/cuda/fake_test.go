@@ -35,6 +35,7 @@ type fakeDriver struct {
 
 	mu      sync.Mutex
 	memory  map[uint64][]byte // allocations of the device and of the host, by address
+	arena   []byte            // for the next allocations
 	pieces  map[uint64]int    // registered host memory
 	streams map[uintptr]*fakeStream
 	events  map[uintptr]*fakeEvent
@@ -139,10 +140,16 @@ func (f *fakeDriver) handle() uintptr {
 	return f.last
 }
 
+// alloc puts allocations one behind the other, where nothing but the seams keeps copies of
+// one from going on into the next.
 func (f *fakeDriver) alloc(at, bytes uintptr) uintptr {
-	b := make([]byte, bytes)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if uintptr(len(f.arena)) < bytes {
+		f.arena = make([]byte, max(bytes, 48<<20))
+	}
+	b := f.arena[:bytes:bytes]
+	f.arena = f.arena[bytes:]
 	f.memory[uint64(address(b))] = b
 	return store(at, uint64(address(b)))
 }

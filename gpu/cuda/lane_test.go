@@ -294,6 +294,41 @@ func TestCopiesOverPinnedPieces(t *testing.T) {
 	}
 }
 
+// Allocations that are neighbours, in a region that joins them in another order: no copy
+// leaves one of them, or the driver refuses it.
+func TestNoCopyLeavesAnAllocation(t *testing.T) {
+	const parts, page = 12, 64 << 10
+	for name, dir := range map[string]Direction{"staged": {2, never, never}, "direct": {2, 1, never}, "strided": {2, never, 1}} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t)
+			d := f.open(t, Options{StagingBytes: 1 << 20, Buffers: 2, Tuning: &Tuning{Gather: dir, Scatter: dir}})
+			var regions []gpu.Region
+			for range parts {
+				r, err := d.Alloc(t.Context(), shareBytes)
+				require.NoError(t, err)
+				regions = append(regions, r)
+			}
+			j, err := gpu.Join(append(regions[5:len(regions):len(regions)], regions[:5]...)...)
+			require.NoError(t, err)
+			for _, length := range []int64{page, shareBytes} {
+				var frags []gpu.Fragment
+				neighbours := 0
+				for i := range parts { // by address
+					frags = append(frags, gpu.Fragment{Offset: j.Start((i + parts - 5) % parts), Length: length})
+					if i > 0 && regions[i].(*region).base == regions[i-1].(*region).base+shareBytes {
+						neighbours++
+					}
+				}
+				require.Greater(t, neighbours, stridedRowsMin)
+				src, dst := noise(1, parts*int(length)), make([]byte, parts*length)
+				require.NoError(t, d.Scatter(t.Context(), j, frags, src))
+				require.NoError(t, d.Gather(t.Context(), dst, j, frags))
+				require.True(t, bytes.Equal(src, dst))
+			}
+		})
+	}
+}
+
 // With much in flight the leader sleeps after every look, also after the first.
 func TestLeaderSleepsWhileMuchIsInFlight(t *testing.T) {
 	f := newFake(t)
