@@ -23,7 +23,7 @@ func TestConformanceWithoutGPU(t *testing.T) {
 		return &Tuning{Gather: Direction{3, direct, strided}, Scatter: Direction{5, direct, strided}}
 	}
 	for name, o := range map[string]Options{
-		"staged":             {StagingBytes: 64 << 10, Buffers: 2, Tuning: small(never, never)},
+		"staged":             {StagingBytes: 256 << 10, Buffers: 2, Tuning: small(never, never)},
 		"strided and direct": {StagingBytes: 1 << 20, Tuning: small(4096, 1)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -235,10 +235,12 @@ func TestNothingMovesAfterARefusal(t *testing.T) {
 			require.NoError(t, err)
 			late := func() time.Duration { return time.Millisecond }
 			f.delay.Store(&late)
+			given := false // a command that moves bytes
 			fail := func(s symbol) int {
-				if s == c.refused && f.busy.Load() > 0 {
+				if s == c.refused && given {
 					return 1
 				}
+				given = given || s == cuMemcpyHtoDAsync
 				return 0
 			}
 			f.fail.Store(&fail)
