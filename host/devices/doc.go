@@ -15,7 +15,8 @@
 // says in words what was chosen and why.
 //
 // The GPU is opened with cuda.Options.Separate: its engines are other processes, and a
-// kernel of ours would cost them a tenth of their speed.
+// kernel of ours would cost them a tenth of their speed. Where daemon and engines run under
+// CUDA's Multi-Process Service it costs them a hundredth, and is used.
 //
 // # How the GPU is
 //
