@@ -103,6 +103,7 @@ type Device struct {
 	lanes       [2]*lane // gather, scatter
 	tuning      Tuning
 	lost        atomic.Pointer[LostError]
+	watch       watch
 	serials     atomic.Uint64 // regions so far
 
 	life    sync.RWMutex // held for reading by every call, for writing by Close
@@ -200,10 +201,7 @@ func Open(ctx context.Context, ordinal int, o Options) (*Device, error) {
 	if ordinal < 0 || ordinal >= int(n) {
 		return fail(fmt.Errorf("%w: number %d was asked for, but there are %d GPUs", ErrNoDevice, ordinal, n))
 	}
-	d := &Device{
-		drv: drv, opts: o, regions: map[*region]struct{}{}, events: map[*Event]struct{}{},
-		exported: map[[ipcHandleBytes]byte]struct{}{},
-	}
+	d := newDevice(drv, o)
 	if d.info, d.handle, err = drv.info(ordinal); err != nil {
 		return fail(err)
 	}
@@ -213,6 +211,15 @@ func Open(ctx context.Context, ordinal int, o Options) (*Device, error) {
 		return fail(err)
 	}
 	return d, nil
+}
+
+func newDevice(drv *driver, o Options) *Device {
+	d := &Device{
+		drv: drv, opts: o, regions: map[*region]struct{}{}, events: map[*Event]struct{}{},
+		exported: map[[ipcHandleBytes]byte]struct{}{},
+	}
+	d.watch.dev = d
+	return d
 }
 
 // start takes what a device needs. Close gives back a part of it too.

@@ -89,7 +89,7 @@ func (f *fakeDriver) open(t *testing.T, o Options) *Device {
 	if o.Buffers == 0 {
 		o.Buffers = DefaultBuffers
 	}
-	d := &Device{drv: f.driver, opts: o, regions: map[*region]struct{}{}, events: map[*Event]struct{}{}, exported: map[[ipcHandleBytes]byte]struct{}{}}
+	d := newDevice(f.driver, o)
 	require.NoError(t, d.start(t.Context()))
 	t.Cleanup(func() {
 		f.atRest(t, d)
@@ -461,9 +461,9 @@ func answer(s symbol, do func(f *fakeDriver) uintptr) uintptr {
 	}
 	if fail := f.fail.Load(); fail != nil {
 		if code := (*fail)(s); code != 0 {
-			f.running.Lock()
-			defer f.running.Unlock()
 			if fatal[code] {
+				f.running.Lock()
+				defer f.running.Unlock()
 				f.dead.Store(int64(code))
 			}
 			return uintptr(code)

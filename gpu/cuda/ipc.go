@@ -151,28 +151,6 @@ func (e *Event) Record(stream uintptr) error {
 	return e.with("record event", func() error { return e.dev.drv.call(cuEventRecord, e.event, stream) })
 }
 
-// Wait implements gpu.Event. It looks and sleeps in turns, so it is late by up to 0.1 ms.
-func (e *Event) Wait(ctx context.Context) error {
-	for {
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("wait for event: %w", err)
-		}
-		ready := false
-		err := e.with("wait for event", func() error {
-			code := e.dev.drv.code(cuEventQuery, e.event)
-			if code != 0 && code != codeNotReady {
-				return e.dev.drv.error(cuEventQuery, code)
-			}
-			ready = code == 0
-			return nil
-		})
-		if err != nil || ready {
-			return err
-		}
-		pause()
-	}
-}
-
 // Export implements gpu.Event. An event of another process answers with the handle that
 // it was made from.
 func (e *Event) Export() (h gpu.Handle, err error) {
