@@ -56,6 +56,17 @@ func (c *consumer) faultOf(cause string) string {
 	return c.from
 }
 
+// closes says whether a peer has said that it closes: what a request misses by that is no
+// fault.
+func (n *Node) closes(peer string) bool {
+	for _, s := range n.peers.Status() {
+		if s.ID == peer {
+			return s.Left || s.Draining
+		}
+	}
+	return false
+}
+
 // tellFaults writes what this request could not have, a line for each cause. It is called
 // once, when every wait has ended.
 func (c *consumer) tellFaults() {
@@ -72,7 +83,7 @@ func (c *consumer) tellFaults() {
 	c.mu.Unlock()
 	for cause, refs := range lost {
 		level := levelOf(cause)
-		if quit && cause == metrics.CauseUnmatched {
+		if quit && cause == metrics.CauseUnmatched || (cause == metrics.CauseRefused || cause == metrics.CausePeer) && c.node.closes(c.from) {
 			level = slog.LevelInfo
 		}
 		c.node.faults.Log(level, cause, c.faultOf(cause), "a request goes on without chunks that it had planned to have",

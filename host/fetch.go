@@ -65,28 +65,30 @@ func (s sessions) PeerUp(peer string, h *sessionpb.Hello, restarted, allLegs boo
 }
 
 // PeerState implements wire.Host.
-func (s sessions) PeerState(peer string, from, to session.PeerState, reason string) {
+func (s sessions) PeerState(peer string, c session.Changed) {
 	n := s.node
 	switch {
-	case to == session.Dead:
+	case c.To == session.Dead:
 		n.pairs.Gone(peer)
-	case from == session.Suspect && to == session.Ready: // the session that it had, or a new one
+	case c.From == session.Suspect && c.To == session.Ready: // the session that it had, or a new one
 		n.pairs.Heard(peer)
 	}
 	n.mu.Lock()
 	l := n.link(peer)
-	l.reason = reason
-	gone := to == session.Dead && !n.configured[peer]
+	l.reason = c.Reason
+	gone := c.To == session.Dead && !n.configured[peer]
 	var client *transfer.Client
+	if gone || c.Left { // after a goodbye the data port closes as well, and the next has other tokens
+		client, l.client = l.client, nil
+		l.session = linkSessions.Add(1)
+	}
 	if gone {
-		client = l.client
 		delete(n.links, peer)
 	}
 	n.mu.Unlock()
-	if !gone {
-		return
+	if gone {
+		n.forgetToken(peer)
 	}
-	n.forgetToken(peer)
 	if client != nil {
 		n.wg.Go(func() { client.Close() })
 	}

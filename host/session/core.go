@@ -145,6 +145,7 @@ type Core struct {
 	legs  legs
 
 	peerDraining  bool
+	left          bool // see Status.Left
 	localDraining bool
 
 	unfitFor  string        // why one side refused the other's hello last; "" once one was accepted
@@ -215,10 +216,16 @@ func (c *Core) send(e *sessionpb.Envelope) {
 // State returns what the node thinks of the peer.
 func (c *Core) State() PeerState { return c.state }
 
+// Left is Status.Left.
+func (c *Core) Left() bool { return c.left }
+
 // Status is a snapshot for people and metrics.
 type Status struct {
 	State    PeerState
 	Draining bool
+	// Left: the last session ended after the peer had said that it closes, and it has said
+	// nothing since. That it cannot be reached is no fault then.
+	Left bool
 	// BootID of the peer in its last session; 0 before.
 	BootID uint64
 	// RTT of the last ping; 0 before.
@@ -244,7 +251,7 @@ type Status struct {
 
 // Status returns a snapshot at now.
 func (c *Core) Status(now time.Duration) Status {
-	return Status{State: c.state, Draining: c.peerDraining, BootID: c.hello.GetBootId(), RTT: c.rtt, Silence: max(0, now-c.aliveAt),
+	return Status{State: c.state, Draining: c.peerDraining, Left: c.left, BootID: c.hello.GetBootId(), RTT: c.rtt, Silence: max(0, now-c.aliveAt),
 		Sessions: c.sessions, Lookups: c.lookups.len(), Demands: c.demands.len(), Jobs: c.jobs.len(),
 		PeerLoad: c.peerLoad, AllLegs: c.mayDemand(LegPD), Supplies: c.legs.supplies, SuppliesNot: c.legs.peerWhy, KeysMax: c.keysMax()}
 }
@@ -365,7 +372,7 @@ func (c *Core) suspectAt() (time.Duration, bool) {
 func (c *Core) change(to PeerState, reason string) {
 	c.soonest = 0
 	if c.state != to {
-		c.emit(Changed{From: c.state, To: to, Reason: reason})
+		c.emit(Changed{From: c.state, To: to, Reason: reason, Left: c.left})
 		c.state = to
 	}
 }
@@ -475,7 +482,7 @@ func (c *Core) Disconnected(now time.Duration, reason string) {
 func (c *Core) lost(reason string) {
 	c.link = linkNone
 	c.attempt = 0
-	c.peerDraining = false
+	c.left, c.peerDraining = c.peerDraining, false
 	reason = fmt.Sprintf("session with %s closed: %s", c.cfg.PeerID, reason)
 	if c.state == Ready {
 		c.aliveAt = c.now
@@ -497,6 +504,7 @@ func (c *Core) hangUp(reason string, protocol bool) {
 
 // broken closes a connection whose peer breaks the protocol.
 func (c *Core) broken(format string, args ...any) {
+	c.left, c.peerDraining = false, false
 	c.hangUp(fmt.Sprintf("peer %s breaks the protocol: ", c.cfg.PeerID)+fmt.Sprintf(format, args...), true)
 }
 

@@ -169,6 +169,8 @@ type (
 	Changed struct {
 		From, To PeerState
 		Reason   string
+		// Left is Status.Left.
+		Left bool
 	}
 	// Up tells that a session began.
 	Up struct {

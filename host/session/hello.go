@@ -187,7 +187,7 @@ func (c *Core) receiveHello(h *sessionpb.Hello) {
 	c.hello = h
 	c.unfitFor = ""
 	c.link = linkUp
-	c.peerDraining = false
+	c.left, c.peerDraining = false, false
 	c.aliveAt = c.now
 	c.soonest = 0
 	c.pingAt = c.now // measures the round trip at once
@@ -246,6 +246,7 @@ func (c *Core) RefuseHello(now time.Duration, reason string) {
 // unfit ends an attempt of a peer that is there and cannot be talked to. While it is dead
 // already for the same reason nothing changes: it dials, or is dialed, on and on.
 func (c *Core) unfit(text string) {
+	c.left = false
 	c.hangUp(text, false)
 	if c.state != Dead || c.unfitFor != text {
 		c.unfitFor = text

@@ -888,6 +888,50 @@ func TestReconnectKeepsWaitingJobs(t *testing.T) {
 	require.True(t, take[Close](s)[0].Protocol, "an id of the same process comes twice")
 }
 
+// TestLeft: a peer that said that it closes has left when its session ends, until it is back or
+// there is something wrong with it; one that says nothing has not.
+func TestLeft(t *testing.T) {
+	gone := func(goodbye bool) *solo {
+		s := newSolo(t).up()
+		if goodbye {
+			s.Receive(0, envelope(&sessionpb.Goaway{Reason: "rollout"}))
+			require.True(t, s.Status(0).Draining)
+			require.False(t, s.Left(), "it is still there")
+		}
+		s.Disconnected(0, "closed")
+		return s
+	}
+	s := gone(true)
+	s.to(50 * ms)
+	s.Disconnected(51*ms, "connection refused")
+	s.to(5 * time.Second)
+	require.Equal(t, Dead, s.State())
+	for _, c := range take[Changed](s)[1:] { // but the one to Ready
+		require.True(t, c.Left, "%+v", c)
+	}
+	s.Connected(s.at)
+	s.hello(testHello("b", 2))
+	require.False(t, s.Left(), "it is back")
+	s.Disconnected(s.at, "reset")
+	require.False(t, s.Left(), "it said nothing this time")
+
+	s = gone(true)
+	require.True(t, s.Left())
+	s.Connected(s.at)
+	h := testHello("b", 2)
+	h.Layout.Model = "x"
+	s.hello(h)
+	c := take[Changed](s)
+	require.Equal(t, Suspect, c[len(c)-1].To)
+	require.False(t, c[len(c)-1].Left, "it is back, and does not fit")
+
+	s = gone(false)
+	s.to(5 * time.Second)
+	for _, c := range take[Changed](s) {
+		require.False(t, c.Left, "%+v", c)
+	}
+}
+
 // TestRefusedConnection: nothing waits for a peer whose address takes no connection; what
 // waits for one that may still answer does so to its limit.
 func TestRefusedConnection(t *testing.T) {

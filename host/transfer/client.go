@@ -162,14 +162,14 @@ func (c *Client) keep(number uint16, tried chan<- error) {
 			c.fail(err)
 			return
 		}
+		select {
+		case <-c.ctx.Done(): // often just after the lanes: the peer has closed
+			return
+		case <-time.After(pause/2 + rand.N(pause/2+1)):
+		}
 		if !said { // once for each time that it goes down, not for each try
 			c.log.warn("data lane down, dialing again", "addr", c.addr, "lane", number, "error", err)
 			said = true
-		}
-		select {
-		case <-c.ctx.Done():
-			return
-		case <-time.After(pause/2 + rand.N(pause/2+1)):
 		}
 		pause = min(2*pause, c.o.RetryMax)
 	}

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -9,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc/status"
 
 	"github.com/tierd/tierd/host/session"
 	"github.com/tierd/tierd/host/session/sessionpb"
@@ -44,6 +47,7 @@ type actor struct {
 	onIdle    []func()
 	ended     bool
 	failures  int // attempts that failed since the last session
+	absences  int // those of them that found nobody, after the peer's goodbye
 }
 
 func newActor(p *Peers, addr PeerAddr, configured bool, core *session.Core) *actor {
@@ -173,9 +177,9 @@ func (a *actor) effect(e session.Effect) {
 		a.closed(e)
 	case session.Changed:
 		a.logChange(e)
-		host.PeerState(a.id, e.From, e.To, e.Reason)
+		host.PeerState(a.id, e)
 	case session.Up:
-		a.failures = 0
+		a.failures, a.absences = 0, 0
 		if a.conn != nil {
 			a.conn.up = true
 			r := a.conn.remote()
@@ -230,6 +234,10 @@ func (a *actor) logChange(e session.Changed) {
 		a.p.log.Info("peer state changed", args...)
 		return
 	}
+	if e.Left {
+		a.shyInfo(fmt.Sprint(e.To, e.Reason), "peer state changed", args...)
+		return
+	}
 	a.p.shy.Log.Log(slog.LevelWarn, a.cause("state"), fmt.Sprint(a.id, e.To, e.Reason), "peer state changed", args...)
 }
 
@@ -264,7 +272,7 @@ func (a *actor) closed(e session.Close) {
 	case e.Protocol:
 		a.p.shy.warn("protocol "+a.id, "peer session closed", "peer", a.id, "reason", e.Reason)
 	default:
-		a.logFailure(e.Reason)
+		a.logFailure(e.Reason, true)
 	}
 	a.stopDial()
 	if c := a.conn; c != nil {
@@ -273,8 +281,21 @@ func (a *actor) closed(e session.Close) {
 	}
 }
 
-// logFailure logs the first failed attempt after a session; the rest say the same.
-func (a *actor) logFailure(reason string) {
+// shyInfo writes what follows from a peer's goodbye. It has a cause of its own, so that it
+// hides no fault.
+func (a *actor) shyInfo(fault, msg string, args ...any) {
+	a.p.shy.Log.Log(slog.LevelInfo, a.cause("goodbye"), a.id+fault, msg, args...)
+}
+
+// logFailure logs the first failed attempt after a session; the rest say the same. absent:
+// nobody was there, which is no fault after a goodbye.
+func (a *actor) logFailure(reason string, absent bool) {
+	if absent && a.core.Left() {
+		if a.absences++; a.absences == 1 {
+			a.shyInfo(reason, "the peer has closed, and is not there yet", "peer", a.id, "reason", reason)
+		}
+		return
+	}
 	if a.failures++; a.failures > 1 {
 		return
 	}
@@ -308,7 +329,8 @@ func (a *actor) dial() {
 			_ = a.post(func(now time.Duration) {
 				if n == a.attempt {
 					a.undial = nil
-					a.logFailure(err.Error())
+					var nobody *unreached
+					a.logFailure(err.Error(), errors.As(err, &nobody))
 					a.core.Disconnected(now, err.Error())
 				}
 			}, false)
@@ -353,7 +375,11 @@ func (a *actor) adopt(now time.Duration, c *conn) {
 			}
 			if err != nil {
 				a.conn = nil
-				if a.core.State() != session.Ready { // else the change of state says it
+				switch {
+				case a.core.State() == session.Ready: // the change of state says it
+				case a.core.Left() && status.Convert(err).Message() == closing:
+					a.shyInfo(err.Error(), "peer connection ended", "peer", a.id, "reason", err.Error())
+				default:
 					a.p.shy.warn("lost "+a.id, "peer connection ended", "peer", a.id, "reason", err.Error())
 				}
 				a.core.Disconnected(now, err.Error())

@@ -215,6 +215,11 @@ func (p *Peers) clientTLS(nodeID string) *tls.Config {
 	return cfg
 }
 
+// unreached is the error of an attempt to which nothing answered, at the level of TCP.
+type unreached struct{ error }
+
+func (u *unreached) Unwrap() error { return u.error }
+
 // connect opens a stream to a node at an address.
 func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error) {
 	creds := insecure.NewCredentials()
@@ -248,7 +253,11 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error)
 	s, err := sessionpb.NewPeerClient(cc).Session(ctx)
 	if err != nil {
 		_ = cc.Close()
-		return nil, fmt.Errorf("dial %s: %w", addr, p.cfg.Explain(err))
+		err = fmt.Errorf("dial %s: %w", addr, p.cfg.Explain(err))
+		if remote.Load() == nil {
+			err = &unreached{err}
+		}
+		return nil, err
 	}
 	c := newConn(s, true, l.QueueMessages, l.ConnectHello)
 	c.close = func() { _ = cc.Close() }

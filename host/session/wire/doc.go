@@ -23,6 +23,14 @@
 // behind 32 KiB at most. The actors of one peer, when it is configured anew, follow each
 // other: the host hears of the end of the one before the beginning of the next.
 //
+// # A goodbye
+//
+// A peer that closes says so first. What follows from it, such as attempts that find nobody and
+// a state that becomes suspect and dead, is told at info until the peer has a session again.
+// Everything else that goes wrong is told at warn, a peer that comes back and is refused
+// included. A stream that its dialer gives up before its hello is no fault either: it closes, or
+// has another one by now.
+//
 // # Trust
 //
 // With TLS both sides present certificates (the caller's tls.Config demands them),

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -86,6 +87,9 @@ func stopServer(srv *grpc.Server, limit time.Duration) {
 	srv.GracefulStop()
 }
 
+// closing is what a peer is told that dials a node that closes.
+const closing = "this node closes"
+
 type server struct {
 	sessionpb.UnimplementedPeerServer
 	p *Peers
@@ -130,6 +134,11 @@ func (s *server) Session(st grpc.BidiStreamingServer[sessionpb.Envelope, session
 	}
 	from := pr.Addr.String()
 	c, err := s.accept(st, pr)
+	if c := status.Code(err); c == codes.Canceled || c == codes.Unavailable {
+		// The peer has dialed and closes, or has another connection by now; or this node closes.
+		s.p.shy.Log.Log(slog.LevelInfo, "accept-ended", err.Error(), "peer stream ended before its session", "remote", from, "reason", err.Error())
+		return err
+	}
 	if err != nil {
 		s.p.shy.warn("accept", "peer stream refused", "remote", from, "reason", err.Error())
 		return err
@@ -231,7 +240,7 @@ func (p *Peers) give(c *conn, h *sessionpb.Hello) error {
 	a := p.peers[h.NodeId]
 	switch {
 	case p.closed:
-		return status.Error(codes.Unavailable, "this node closes")
+		return status.Error(codes.Unavailable, closing)
 	case h.NodeId == p.cfg.Hello.NodeId:
 		return status.Errorf(codes.InvalidArgument, "node id %q is this node's own", h.NodeId)
 	case a == nil && len(p.peers) >= p.cfg.SessionsMax:

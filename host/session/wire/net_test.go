@@ -202,10 +202,10 @@ func (h *testHost) PeerUp(peer string, hello *sessionpb.Hello, restarted, allLeg
 	h.again[peer] = restarted
 }
 
-func (h *testHost) PeerState(peer string, from, to session.PeerState, reason string) {
+func (h *testHost) PeerState(peer string, c session.Changed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.states[peer] = append(h.states[peer], to)
+	h.states[peer] = append(h.states[peer], c.To)
 }
 
 func (h *testHost) silent() bool {

@@ -98,7 +98,7 @@ type Host interface {
 	PeerUp(peer string, hello *sessionpb.Hello, restarted, allLegs bool)
 	// PeerState: what the node thinks of the peer changed. On leaving Ready, data
 	// connections are of no use.
-	PeerState(peer string, from, to session.PeerState, reason string)
+	PeerState(peer string, c session.Changed)
 
 	// OnLookup asks for the states of keys. The second result says whether the
 	// answer is complete; else Peers.AnswerLookup brings it later.
@@ -562,7 +562,7 @@ func (p *Peers) Close() {
 	p.mu.Lock()
 	stops := p.stops
 	for _, a := range p.peers {
-		a.shut("this node closes")
+		a.shut(closing)
 	}
 	p.closed, p.stops = true, nil
 	p.mu.Unlock()
