@@ -224,8 +224,20 @@ func TestVersionsThatDoNotFit(t *testing.T) {
 		DeploymentDigest: f.Deployment, RulesDigest: f.Rules}, s.Peers[0].Pair)
 	require.Contains(t, strings.Join(s.Attention, "\n"), "peer producer runs another version: the pair of the two versions is refused with this node as the consumer: "+why+"; the whole counterexample is in "+f.File)
 	require.Contains(t, status.Text(s, false), "refused  probe")
-	require.EqualValues(t, 1, gauge(t, consumer, "tierd_peer_pair", "producer", "refused"))
-	require.Zero(t, gauge(t, consumer, "tierd_peer_pair", "producer", "accepted"))
+	for _, node := range []struct {
+		n    *Node
+		peer string
+		by   map[string]string // the state of each direction
+	}{
+		{consumer, "producer", map[string]string{"consume": "refused", "produce": "accepted"}},
+		{producer, "consumer", map[string]string{"consume": "accepted", "produce": "refused"}},
+	} {
+		for direction, state := range node.by {
+			for _, s := range pairs.States() {
+				require.Equal(t, s == state, gauge(t, node.n, "tierd_peer_pair", direction, node.peer, s) == 1, "%s: %s %s", node.peer, direction, s)
+			}
+		}
+	}
 	require.EqualValues(t, 1, gauge(t, consumer, "tierd_peer_pair_checks_total", "refused"))
 	require.Zero(t, gauge(t, consumer, "tierd_peer_leg_allowed", "pd", "producer"))
 	require.Equal(t, 1, strings.Count(logged.String(), "not every leg is allowed with it"))

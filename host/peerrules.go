@@ -7,6 +7,7 @@ import (
 	"log/slog"
 
 	"github.com/tierd/tierd/host/config"
+	"github.com/tierd/tierd/host/metrics"
 	"github.com/tierd/tierd/host/pairs"
 	"github.com/tierd/tierd/host/rules"
 	"github.com/tierd/tierd/host/session/sessionpb"
@@ -100,11 +101,15 @@ func (n *Node) pairOf(p *wire.PeerStatus) status.Pair {
 	return out
 }
 
-// pairStates is the state of each peer's pair.
-func (n *Node) pairStates() map[string]string {
-	out := map[string]string{}
+// pairStates are the states of each peer's pair.
+func (n *Node) pairStates() map[string]metrics.PairStates {
+	out := map[string]metrics.PairStates{}
 	for _, p := range n.peersStatus() {
-		out[p.ID] = n.pairOf(&p).State
+		out[p.ID] = metrics.PairStates{Consume: pairs.None, Produce: pairs.None}
+		if n.opened.Load() {
+			f := n.pairs.Of(p.ID)
+			out[p.ID] = metrics.PairStates{Consume: f.TakeState, Produce: f.GiveState}
+		}
 	}
 	return out
 }

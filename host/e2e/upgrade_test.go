@@ -68,17 +68,18 @@ func TestRollingUpgrade(t *testing.T) {
 		n.start()
 		joined(producer, consumer)
 	}
-	is := func(state string) {
+	// is waits until both nodes know that state, of both directions or of one at least.
+	is := func(state string, directions float64) {
 		t.Helper()
 		for _, n := range []*node{producer, consumer} {
-			n.await("a pair that is "+state, func() bool { return n.metric("tierd_peer_pair", `state="`+state+`"`) == 1 })
+			n.await("a pair that is "+state, func() bool { return n.metric("tierd_peer_pair", `state="`+state+`"`) >= directions })
 		}
 	}
-	is("equal")
+	is("equal", 2)
 	hits(producer, consumer)
 
 	upgrade(consumer, v2)
-	is("accepted")
+	is("accepted", 2)
 	for _, n := range []*node{producer, consumer} {
 		n.await("allowed leg pd", func() bool { return n.metric("tierd_peer_leg_allowed", `leg="pd"`) == 1 })
 	}
@@ -88,11 +89,11 @@ func TestRollingUpgrade(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, fetched, 1, "the module came from the other daemon")
 	upgrade(producer, v2)
-	is("equal")
+	is("equal", 2)
 	hits(producer, consumer)
 
 	upgrade(consumer, v3)
-	is("refused")
+	is("refused", 1)
 	r, _ := plays(producer, consumer, "pd")
 	require.Zero(t, r.Hits)
 	out, errOut, code := consumer.ask()
@@ -106,7 +107,7 @@ func TestRollingUpgrade(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(drawing), "REFUSED from prompts of")
 	upgrade(producer, v3)
-	is("equal")
+	is("equal", 2)
 	hits(producer, consumer)
 	producer.stop()
 	consumer.stop()

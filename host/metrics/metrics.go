@@ -41,8 +41,9 @@
 //
 // # Gauges
 //
-// tierd_peer_pair{peer,state} is what is known of a peer's version beside this node's, and
-// tierd_peer_leg_allowed{peer,leg} what follows for requests that name it here and now.
+// tierd_peer_pair{direction,peer,state} is what is known of a peer's version beside this node's,
+// and tierd_peer_leg_allowed{peer,leg} what follows for requests that name it here and now. That
+// is leg pd only when the consumer and the producer have each accepted the direction.
 //
 // "Used" was once read as "pinned", so there are two names: tierd_tier_slots{state}
 // says what is in the slots, tierd_tier_pins{owner,kind} who keeps them from being

@@ -41,11 +41,7 @@ func (p Peers) Describe(ch chan<- *prometheus.Desc) {
 func (p Peers) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range p.Status() {
 		for state := session.Connecting; state <= session.Dead; state++ {
-			v := 0.0
-			if s.State == state {
-				v = 1
-			}
-			ch <- prometheus.MustNewConstMetric(stateDesc, prometheus.GaugeValue, v, s.ID, state.String())
+			ch <- prometheus.MustNewConstMetric(stateDesc, prometheus.GaugeValue, truth(s.State == state), s.ID, state.String())
 		}
 		boot, silence := "", 0.0
 		if s.BootID != 0 {
@@ -61,11 +57,7 @@ func (p Peers) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(jobsDesc, prometheus.GaugeValue, float64(j.n), s.ID, j.kind)
 		}
 		for _, l := range p.Legs {
-			v := 0.0
-			if p.Allowed(&s, l) {
-				v = 1
-			}
-			ch <- prometheus.MustNewConstMetric(legDesc, prometheus.GaugeValue, v, s.ID, l)
+			ch <- prometheus.MustNewConstMetric(legDesc, prometheus.GaugeValue, truth(p.Allowed(&s, l)), s.ID, l)
 		}
 		ch <- prometheus.MustNewConstMetric(peerPinnedDesc, prometheus.GaugeValue, float64(p.PinnedBytes(s.ID)), s.ID)
 		ch <- prometheus.MustNewConstMetric(upDesc, prometheus.CounterValue, float64(s.Sessions), s.ID)

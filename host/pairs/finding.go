@@ -11,23 +11,23 @@ import (
 
 // findingOf reads a verdict that is accepted or refused.
 func (j *Judge) findingOf(v Version, verdict *registry.Verdict) Finding {
-	f := Finding{State: Accepted, Kept: verdict.Reused}
+	f := Finding{State: Accepted, TakeState: None, GiveState: None, Kept: verdict.Reused}
 	there := verdict.Against.File
 	const roles = "the roles of the two deployments leave no such way"
 	f.TakeNot, f.GiveNot = roles, roles
 	var refused []string
 	for i := range verdict.Ways {
 		w := &verdict.Ways[i]
-		ok, why := w.Counterexample == nil && !w.Undecided, ""
+		ok, why, state := w.Counterexample == nil && !w.Undecided, "", stateOf(w)
 		if !ok {
 			why = refusal(w)
 			refused = append(refused, way(w, there)+": "+why)
 			why = "the pair of the two versions is refused: " + why
 		}
 		if w.Producer == there {
-			f.Take, f.TakeNot = ok, why
+			f.Take, f.TakeNot, f.TakeState = ok, why, state
 		} else {
-			f.Give, f.GiveNot = ok, why
+			f.Give, f.GiveNot, f.GiveState = ok, why, state
 		}
 	}
 	if refused == nil {
@@ -37,6 +37,17 @@ func (j *Judge) findingOf(v Version, verdict *registry.Verdict) Finding {
 	f.State, f.Why = Refused, "the pair of the two versions is refused with "+strings.Join(refused, "; with ")
 	f.File = drawing(verdictsIn(j.o.StateDir), keyOf(j.o.Shelf, j.o.Seed, v))
 	return f
+}
+
+// stateOf is the state of one direction.
+func stateOf(w *check.Way) string {
+	switch {
+	case w.Counterexample != nil:
+		return Refused
+	case w.Undecided:
+		return Undecided
+	}
+	return Accepted
 }
 
 // way says who is who.

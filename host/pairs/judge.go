@@ -32,6 +32,9 @@ func States() []string { return []string{None, Equal, Checking, Accepted, Refuse
 // A Finding is what is known of the pair with a peer.
 type Finding struct {
 	State string
+	// TakeState and GiveState are the states of the two directions, of this node as the
+	// consumer and as the producer: None also for one that the roles leave no way for.
+	TakeState, GiveState string
 	// Take allows this node to demand of the peer in every leg, and Give the peer to demand
 	// here; TakeNot and GiveNot say, in one line each, why not.
 	Take, Give       bool
@@ -44,6 +47,11 @@ type Finding struct {
 	Kept bool
 	// Deployment and Rules are the peer's digests.
 	Deployment, Rules string
+}
+
+// alike is the finding of a pair whose directions are in one state.
+func alike(state string) Finding {
+	return Finding{State: state, TakeState: state, GiveState: state}
 }
 
 // Options of New. All are needed but Log, LocalDir and Tell.
@@ -262,9 +270,11 @@ func (j *Judge) Of(peer string) Finding {
 	p := j.peers[peer]
 	switch {
 	case p == nil:
-		return Finding{State: None}
+		return alike(None)
 	case p.equal:
-		return Finding{State: Equal, Take: true, Give: true, Deployment: textOf(p.version.Deployment), Rules: textOf(p.version.Rules)}
+		f := alike(Equal)
+		f.Take, f.Give, f.Deployment, f.Rules = true, true, textOf(p.version.Deployment), textOf(p.version.Rules)
+		return f
 	}
 	return j.versions[p.version].now()
 }
@@ -339,7 +349,8 @@ func (j *Judge) startLocked(q *inquiry) {
 	q.tries++
 	q.percent.Store(0)
 	q.doing.Store(nil)
-	q.finding = Finding{State: Checking, Deployment: textOf(q.version.Deployment), Rules: textOf(q.version.Rules)}
+	q.finding = alike(Checking)
+	q.finding.Deployment, q.finding.Rules = textOf(q.version.Deployment), textOf(q.version.Rules)
 	j.wg.Go(func() {
 		defer cancel()
 		j.ended(ctx, q, j.find(ctx, q))
@@ -503,5 +514,7 @@ func (j *Judge) undecided(q *inquiry, err error) Finding {
 	q.settled = !errors.As(err, &u) || u.all
 	j.mu.Unlock()
 	why := "the pair of the two versions is undecided: " + line(err.Error())
-	return Finding{State: Undecided, Why: why, TakeNot: why, GiveNot: why}
+	f := alike(Undecided)
+	f.Why, f.TakeNot, f.GiveNot = why, why, why
+	return f
 }

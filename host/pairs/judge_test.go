@@ -118,7 +118,7 @@ func TestUntilTheVerdict(t *testing.T) {
 		defer b.Close()
 		done := make(chan struct{})
 		b.verdict = func(ctx context.Context) (*registry.Verdict, error) { <-done; return verdictOf(nil, nil), nil }
-		require.Equal(t, Finding{State: None}, b.Of("p"))
+		require.Equal(t, alike(None), b.Of("p"))
 		b.Up("p", version(1), 1, false)
 		b.Up("q", version(1), 1, false)
 		synctest.Wait()
@@ -156,6 +156,7 @@ func TestEachWayByItself(t *testing.T) {
 		synctest.Wait()
 		f := b.Of("p")
 		require.Equal(t, Refused, f.State)
+		require.Equal(t, [2]string{Refused, Accepted}, [2]string{f.TakeState, f.GiveState})
 		require.Equal(t, "the pair of the two versions is refused with this node as the consumer: prompts of 21 tokens, group full: the chunk is not there", f.Why)
 		require.Equal(t, [2]bool{false, true}, b.may("p"))
 		require.Equal(t, "the pair of the two versions is refused: prompts of 21 tokens, group full: the chunk is not there", f.TakeNot)
@@ -175,6 +176,16 @@ func TestEachWayByItself(t *testing.T) {
 		require.Equal(t, Accepted, b.Of("p").State)
 		require.Equal(t, [2]bool{false, true}, b.may("p"))
 		require.Equal(t, "the roles of the two deployments leave no such way", b.Of("p").TakeNot)
+		require.Equal(t, [2]string{None, Accepted}, [2]string{b.Of("p").TakeState, b.Of("p").GiveState})
+
+		b.verdict = func(context.Context) (*registry.Verdict, error) {
+			v := verdictOf(&check.Counterexample{}, nil)
+			v.Ways[1].Undecided = true // the time did for one only
+			return v, nil
+		}
+		b.Up("p", version(3), 3, false)
+		synctest.Wait()
+		require.Equal(t, [2]string{Undecided, Refused}, [2]string{b.Of("p").TakeState, b.Of("p").GiveState})
 	})
 }
 
