@@ -150,6 +150,33 @@ func requireFilled(t *testing.T, path string, v ...reflect.Value) {
 	}
 }
 
+// long is a status whose texts do not fit: a reason of the driver's, a path, long names.
+func long() *Status {
+	s := full()
+	s.Device = Device{Name: "mem", Why: "device is auto, and there is no GPU to use: the driver, libcuda.so.1, is not there (libcuda.so.1: cannot open shared object file: No such file or directory)"}
+	s.Addresses.EngineSocket = "/var/run/tierd/" + strings.Repeat("deep/", 24) + "engine.sock"
+	p := &s.Peers[0]
+	p.ID, p.BootID = "prefill-pool-eu-west-1b-0017", "0x6f0c2b51a9d3e847"
+	p.Legs[0].Why = "the pair of the two versions is refused: prompts of 20 tokens, group sliding: chunk 0 is demanded and never supplied; the whole counterexample is in /var/lib/tierd/pairs/1.txt"
+	p.Legs[1].Why = p.Legs[0].Why
+	s.Attention = []string{"peer " + p.ID + " runs another version: " + p.Legs[0].Why}
+	return s
+}
+
+// TestWidth: a line is longer than it should be only where a single word is.
+func TestWidth(t *testing.T) {
+	golden(t, "long.txt", Text(long(), false))
+	for _, s := range []*Status{full(), shown(), checking(), long()} {
+		for _, colour := range []bool{false, true} {
+			for line := range strings.Lines(Text(s, colour)) {
+				if line = strings.TrimRight(line, "\n"); width(line) > columnsMax {
+					require.Len(t, strings.Fields(line), 1, "%q has %d columns, at most %d are wanted", line, width(line), columnsMax)
+				}
+			}
+		}
+	}
+}
+
 func TestText(t *testing.T) {
 	golden(t, "status.txt", Text(full(), false))
 	golden(t, "readme.txt", Text(shown(), false))

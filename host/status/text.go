@@ -50,6 +50,52 @@ func (d *drawing) paint(t tint, s string) string {
 
 func (d *drawing) linef(format string, args ...any) { fmt.Fprintf(&d.b, format+"\n", args...) }
 
+// columnsMax is the width that lines are broken at: two terminals stand beside each other on
+// a common screen, and a line of a pasted report stays one.
+const columnsMax = 120
+
+// fold draws text in lines of at most columnsMax, where its blanks allow, behind lead and then
+// hang.
+func (d *drawing) fold(t tint, lead, hang, text string) {
+	most := columnsMax - max(len(lead), len(hang))
+	for width(text) > most {
+		cut := -1
+		for i := range text {
+			if text[i] == ' ' && i > 0 && (cut < 0 || width(text[:i]) <= most) {
+				cut = i
+			}
+		}
+		if cut < 0 {
+			break
+		}
+		d.linef("%s%s", lead, d.paint(t, text[:cut]))
+		lead, text = hang, strings.TrimLeft(text[cut:], " ")
+	}
+	d.linef("%s%s", lead, d.paint(t, text))
+}
+
+// entry draws what the head says of one thing.
+func (d *drawing) entry(t tint, name, format string, args ...any) {
+	const column = 12
+	d.fold(t, fmt.Sprintf("  %-*s", column, name), strings.Repeat(" ", 2+column), fmt.Sprintf(format, args...))
+}
+
+// width is how many columns a text takes, SGR codes apart.
+func width(s string) (n int) {
+	code := false
+	for _, r := range s {
+		switch {
+		case r == '\x1b':
+			code = true
+		case code:
+			code = r != 'm'
+		default:
+			n++
+		}
+	}
+	return n
+}
+
 func (d *drawing) head(s *Status) {
 	state := good
 	switch {
@@ -60,28 +106,28 @@ func (d *drawing) head(s *Status) {
 	}
 	d.linef("%s  %s for %s", d.paint(bold, "node "+clean(s.NodeID)), d.paint(state, s.State), ago(s.UpSeconds))
 	if s.NotReady != "" {
-		d.linef("  not ready   %s", d.paint(warned, clean(s.NotReady)))
+		d.entry(warned, "not ready", "%s", clean(s.NotReady))
 	}
-	d.linef("  process     %d, boot %s, tierd %s", s.PID, s.BootID, s.Build.String())
-	d.linef("  deployment  %s from %s, %s", clean(s.Deployment.Model), clean(s.Deployment.File), short(s.Deployment.Digest))
+	d.entry(plain, "process", "%d, boot %s, tierd %s", s.PID, s.BootID, s.Build.String())
+	d.entry(plain, "deployment", "%s from %s, %s", clean(s.Deployment.Model), clean(s.Deployment.File), short(s.Deployment.Digest))
 	if v := s.Verdict; v == nil {
-		d.linef("  verdict     none yet")
+		d.entry(plain, "verdict", "none yet")
 	} else {
 		from := map[string]string{FromCheck: "checked at this start", FromKept: "kept from an earlier check", FromCertificate: "by the certificate of key " + short(v.CertificateKey)}[v.From]
-		d.linef("  verdict     %s, %s: %d cases; rules %s", v.Verdict, cmp.Or(from, v.From), v.Cases, short(v.RulesDigest))
+		d.entry(plain, "verdict", "%s, %s: %d cases; rules %s", v.Verdict, cmp.Or(from, v.From), v.Cases, short(v.RulesDigest))
 	}
-	d.linef("  listens     engines %s, peers %s, data %s, http %s", clean(s.Addresses.EngineSocket), s.Addresses.Peer, s.Addresses.Data, s.Addresses.HTTP)
-	d.linef("  engines     %d attached, %d requests", s.Engines, s.Requests)
+	d.entry(plain, "listens", "engines %s, peers %s, data %s, http %s", clean(s.Addresses.EngineSocket), s.Addresses.Peer, s.Addresses.Data, s.Addresses.HTTP)
+	d.entry(plain, "engines", "%d attached, %d requests", s.Engines, s.Requests)
 	d.device(&s.Device)
 	c := &s.Slots
-	d.linef("  slots       %d of %s: %d free, %d writing, %d readable (%d evictable), %d detached, %d fenced; %s resident",
-		c.Total, size(uint64(c.SlotBytes)), c.Free, c.Writing, c.Readable, c.Evictable, c.Detached, c.Fenced, size(uint64(c.ResidentBytes)))
-	d.linef("  parked      %d chunks, %s of at most %s, in %d transfers", s.Parked.Chunks, size(s.Parked.Bytes), size(s.Parked.BytesMax), s.Parked.Transfers)
+	d.entry(plain, "slots", "%d of %s, %s resident", c.Total, size(uint64(c.SlotBytes)), size(uint64(c.ResidentBytes)))
+	d.entry(plain, "", "%d free, %d writing, %d readable (%d evictable), %d detached, %d fenced", c.Free, c.Writing, c.Readable, c.Evictable, c.Detached, c.Fenced)
+	d.entry(plain, "parked", "%d chunks, %s of at most %s, in %d transfers", s.Parked.Chunks, size(s.Parked.Bytes), size(s.Parked.BytesMax), s.Parked.Transfers)
 }
 
 // device says where engines keep their blocks, in one line without a GPU and in three with.
 func (d *drawing) device(v *Device) {
-	d.linef("  device      %s (%s)", clean(v.Name), clean(v.Why))
+	d.entry(plain, "device", "%s (%s)", clean(v.Name), clean(v.Why))
 	g := v.GPU
 	if g == nil {
 		return
@@ -90,7 +136,7 @@ func (d *drawing) device(v *Device) {
 	if g.Lost != "" {
 		state = d.paint(bad, "lost")
 	}
-	d.linef("  gpu         %s, %s, %s, %s", clean(g.Name), clean(g.UUID), clean(g.PCIBusID), state)
+	d.entry(plain, "gpu", "%s, %s, %s, %s", clean(g.Name), clean(g.UUID), clean(g.PCIBusID), state)
 	link := fmt.Sprintf("PCIe %d of %d x%d of x%d", g.PCIeGeneration, g.PCIeGenerationMax, g.PCIeLanes, g.PCIeLanesMax)
 	if g.Idle {
 		link += " (idle)"
@@ -98,7 +144,7 @@ func (d *drawing) device(v *Device) {
 	if g.NoHealth != "" {
 		link = "health unknown: " + clean(g.NoHealth)
 	}
-	d.linef("  link        %s; %s of %s pinned", link, size(uint64(v.PinnedBytes)), size(uint64(v.PinnedOf)))
+	d.entry(plain, "link", "%s; %s of %s pinned", link, size(uint64(v.PinnedBytes)), size(uint64(v.PinnedOf)))
 }
 
 func (d *drawing) attention(s *Status) {
@@ -107,7 +153,7 @@ func (d *drawing) attention(s *Status) {
 	}
 	d.linef("\n%s", d.paint(bold, "attention"))
 	for _, a := range s.Attention {
-		d.linef("  %s", d.paint(warned, clean(a)))
+		d.fold(warned, "  ", "    ", clean(a))
 	}
 }
 
@@ -133,19 +179,22 @@ func (d *drawing) peers(s *Status, served func(Leg) bool) {
 				legs = append(legs, l.Leg)
 			} else if served(l) && !told[l.Why] {
 				told[l.Why] = true
-				why = append(why, fmt.Sprintf("  not %s with %s: %s", refusedFor(p.Legs, l.Why, served), clean(p.ID), clean(l.Why)))
+				why = append(why, fmt.Sprintf("not %s with %s: %s", refusedFor(p.Legs, l.Why, served), clean(p.ID), clean(l.Why)))
 			}
 		}
 		state := cell{p.State, map[string]tint{"ready": good, "suspect": bad, "dead": bad}[p.State]}
-		if p.Draining {
+		switch {
+		case p.Draining && p.State == "ready":
+			state = cell{"draining", warned}
+		case p.Draining:
 			state.text += ", draining"
 		}
-		t = append(t, []cell{plainCell(clean(p.ID)), state, plainCell(cmp.Or(p.BootID, "-")), plainCell(span(p.RTTSeconds)), plainCell(span(p.SilenceSeconds)),
+		t = append(t, []cell{plainCell(clean(p.ID)), state, plainCell(cmp.Or(shortBoot(p.BootID), "-")), plainCell(span(p.RTTSeconds)), plainCell(span(p.SilenceSeconds)),
 			number(p.Sessions), number(p.Lookups), number(p.Demands), number(p.Serves), plainCell(size(p.PinnedBytes)), number(p.DataLanes), pairCell(p.Pair.State), plainCell(cmp.Or(strings.Join(legs, ","), "-"))})
 	}
 	d.table("peers", t)
 	for _, line := range why {
-		d.linef("%s", d.paint(warned, line))
+		d.fold(warned, "  ", "    ", line)
 	}
 }
 
@@ -253,7 +302,8 @@ func plainCell(s string) cell { return cell{text: s} }
 
 func number[N int | uint64](n N) cell { return cell{text: fmt.Sprint(n)} }
 
-// table draws rows below a title, the first one as their heads.
+// table draws rows below a title, the first one as their heads. What does not fit beside each
+// other is drawn in parts, each with the first column.
 func (d *drawing) table(title string, t table) {
 	d.linef("\n%s", d.paint(bold, title))
 	widths := make([]int, len(t[0]))
@@ -262,18 +312,31 @@ func (d *drawing) table(title string, t table) {
 			widths[i] = max(widths[i], utf8.RuneCountInString(c.text))
 		}
 	}
+	const margin = 2 // left of each column
+	for from := 1; from < len(widths); {
+		all, to := margin+widths[0], from
+		for ; to < len(widths) && (to == from || all+margin+widths[to] <= columnsMax); to++ {
+			all += margin + widths[to]
+		}
+		d.columns(t, widths, from, to)
+		from = to
+	}
+}
+
+// columns draws the first column of a table and those of a range.
+func (d *drawing) columns(t table, widths []int, from, to int) {
 	for k, row := range t {
-		line := " "
+		line, blanks := "", "  "
 		for i, c := range row {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text))
-			if i == len(row)-1 {
-				pad = ""
+			if i > 0 && (i < from || i >= to) {
+				continue
 			}
 			style := c.tint
 			if k == 0 {
 				style = bold
 			}
-			line += " " + d.paint(style, c.text) + pad + " "
+			line += blanks + d.paint(style, c.text)
+			blanks = strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text)+2)
 		}
 		d.linef("%s", strings.TrimRight(line, " "))
 	}
@@ -286,6 +349,12 @@ func short(digest string) string {
 		return "sha256:" + clean(h[:hexDigits])
 	}
 	return cmp.Or(clean(digest), "-")
+}
+
+// shortBoot is the beginning of a boot id, which logs have whole.
+func shortBoot(id string) string {
+	const most = len("0x") + 8
+	return id[:min(len(id), most)]
 }
 
 // span is a short time, with three digits.
