@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -264,6 +265,30 @@ func TestCapOfOneSide(t *testing.T) {
 	require.True(t, f.Give)
 	refusedLegs(t, p, c, "a", "the pair of the two versions is refused", "max_store_tokens: producer 128, consumer 0")
 	clean(t, producer, consumer)
+}
+
+// TestNoRoomForTheCounterexample: when state_dir takes no file, every place that would name the
+// one of the counterexample says why it is not there.
+func TestNoRoomForTheCounterexample(t *testing.T) {
+	logged := &logTo{}
+	producer := startWasm(t, "producer")
+	consumer := startWasmLogged(t, "consumer", logged, withPeer("producer", producer.Addresses().Peer), withDeployment(replace(deployment, "window: 20", "window: 40")), func(c *config.Config) {
+		if err := errors.Join(os.MkdirAll(c.StateDir, 0o700), os.WriteFile(c.StateDir+"/pairs", nil, 0o600)); err != nil { // a directory's place, for root as well
+			panic(err)
+		}
+	})
+	ready(t, consumer, "producer")
+	f := pairBecomes(t, consumer, "producer", pairs.Refused)
+	require.Empty(t, f.File)
+	require.Regexp(t, "^"+regexp.QuoteMeta(consumer.cfg.StateDir)+"/pairs/[0-9a-f]{32}.txt: not a directory$", f.FileNot)
+	const why = "; the whole counterexample could not be kept in "
+	r := attach(t, consumer).beginConsumer("a", text{"a", 300}, enginepb.Leg_PD)
+	require.Contains(t, r.reply.Note, why+f.FileNot+"; make room there, and let this node write, before its next start; use leg probe")
+	r.finish()
+	s := statusz(t, consumer)
+	require.Equal(t, f.FileNot, s.Peers[0].Pair.CounterexampleNotKept)
+	require.Contains(t, strings.Join(s.Attention, ""), why+f.FileNot)
+	require.Eventually(t, func() bool { return strings.Contains(logged.String(), `counterexample="`+f.FileNot) }, 30*time.Second, time.Millisecond)
 }
 
 // TestVerdictsOutliveARestart: a node that comes again uses the verdict of before, accepted

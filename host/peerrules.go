@@ -67,24 +67,27 @@ func (n *Node) tellPair(peer string, f pairs.Finding) {
 		return
 	}
 	n.faults.Log(slog.LevelWarn, "pair", peer+f.Rules+f.Deployment+f.Why, "peer of another version: not every leg is allowed with it",
-		"peer", peer, "reason", f.Why, "takes", f.Take, "gives", f.Give, "deployment_digest", f.Deployment, "counterexample", cmp.Or(f.File, "-"))
+		"peer", peer, "reason", f.Why, "takes", f.Take, "gives", f.Give, "deployment_digest", f.Deployment, "counterexample", cmp.Or(f.File, f.FileNot, "-"))
 }
 
 // pairRefuses says why this node may not demand of a peer of another version in every leg.
 func (n *Node) pairRefuses(p *wire.PeerStatus) string {
 	f := n.pairs.Of(p.ID)
 	if !f.Take {
-		return cmp.Or(f.TakeNot, "the pair of the two versions has not been looked at yet") + seeFile(f.File)
+		return cmp.Or(f.TakeNot, "the pair of the two versions has not been looked at yet") + seeFile(f.File, f.FileNot)
 	}
 	return "this node accepts the pair of the two versions, and the peer does not yet supply: " + cmp.Or(p.SuppliesNot, "it has not said why")
 }
 
-// seeFile points to the whole counterexample.
-func seeFile(path string) string {
-	if path == "" {
-		return ""
+// seeFile points to the whole counterexample, or says why there is none.
+func seeFile(path, not string) string {
+	switch {
+	case path != "":
+		return "; the whole counterexample is in " + path
+	case not != "":
+		return "; the whole counterexample could not be kept in " + not + "; make room there, and let this node write, before its next start"
 	}
-	return "; the whole counterexample is in " + path
+	return ""
 }
 
 // pairOf is a peer's pair for the status.
@@ -93,7 +96,7 @@ func (n *Node) pairOf(p *wire.PeerStatus) status.Pair {
 		return status.Pair{State: pairs.None}
 	}
 	f := n.pairs.Of(p.ID)
-	out := status.Pair{State: f.State, Reason: f.Why, CounterexampleFile: f.File, Kept: f.Kept, Takes: f.Take, Gives: f.Give,
+	out := status.Pair{State: f.State, Reason: f.Why, CounterexampleFile: f.File, CounterexampleNotKept: f.FileNot, Kept: f.Kept, Takes: f.Take, Gives: f.Give,
 		PeerGives: p.Supplies, PeerReason: p.SuppliesNot, DeploymentDigest: f.Deployment, RulesDigest: f.Rules}
 	if f.State == pairs.Equal {
 		out.PeerGives, out.PeerReason = true, ""

@@ -306,7 +306,7 @@ func (n *Node) attention(s *status.Status) []string {
 			out = append(out, fmt.Sprintf("peer %s is ready, but this node has no data connection to it", p.ID))
 		}
 		if p.Pair.State == pairs.Refused || p.Pair.State == pairs.Undecided {
-			out = append(out, fmt.Sprintf("peer %s runs another version: %s%s", p.ID, p.Pair.Reason, seeFile(p.Pair.CounterexampleFile)))
+			out = append(out, fmt.Sprintf("peer %s runs another version: %s%s", p.ID, p.Pair.Reason, seeFile(p.Pair.CounterexampleFile, p.Pair.CounterexampleNotKept)))
 		}
 	}
 	limit := n.waits.request + backstopGrace

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -118,9 +119,6 @@ func keyOf(s *Shelf, seed uint64, v Version) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// drawing is where the whole counterexample of a refusal is, in the directory of the verdicts.
-func drawing(dir, key string) string { return filepath.Join(dir, key+".txt") }
-
 // verdictsIn is the directory of the verdicts on pairs.
 func verdictsIn(stateDir string) string { return filepath.Join(stateDir, "pairs") }
 
@@ -145,13 +143,22 @@ func (d *verdictDir) load(key string, s *Shelf, v Version) *registry.Verdict {
 	return &out
 }
 
-// save keeps a verdict that is decided, and draws a refusal; first, so that none is kept
-// whose drawing is not there.
+// draw sees that the whole counterexample of a refusal is in a file, which somebody may have
+// removed since the verdict was kept. It returns where that is, with an error, too.
+func (d *verdictDir) draw(key string, v *registry.Verdict) (path string, err error) {
+	path = filepath.Join(d.dir, key+".txt")
+	if info, err := os.Lstat(path); v.Reused && err == nil && info.Mode().IsRegular() {
+		return path, nil
+	}
+	if err = writeWhole(path, []byte(draw(v))); err == nil {
+		d.prune(path)
+	}
+	return path, err
+}
+
+// save keeps a verdict that is decided.
 func (d *verdictDir) save(key string, v *registry.Verdict) {
 	b, err := json.MarshalIndent(v, "", "  ")
-	if err == nil && v.Counterexample != nil {
-		err = writeWhole(drawing(d.dir, key), []byte(draw(v)))
-	}
 	if err == nil {
 		err = writeWhole(filepath.Join(d.dir, key+".json"), b)
 	}
@@ -159,7 +166,12 @@ func (d *verdictDir) save(key string, v *registry.Verdict) {
 		d.log.Warn("a verdict on a pair could not be kept; it is judged again after a restart", "error", err)
 		return
 	}
-	prune(d.dir, filepath.Join(d.dir, key+".json"), func(n int, bytes int64) bool { return n <= 2*verdictsMax })
+	d.prune(filepath.Join(d.dir, key+".json"))
+}
+
+// prune bounds the files, one of which is new.
+func (d *verdictDir) prune(but string) {
+	prune(d.dir, but, func(n int, bytes int64) bool { return n <= 2*verdictsMax })
 }
 
 // draw writes a refusal for people.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -158,6 +159,19 @@ func readRegular(path string, bytesMax int64) ([]byte, error) {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: fs.ErrInvalid}
 	}
 	return config.ReadAtMost(path, bytesMax)
+}
+
+// cause is what went wrong, without the path, which may be that of a file on its way.
+func cause(err error) error {
+	var path *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
+		return path.Err
+	case errors.As(err, &link):
+		return link.Err
+	}
+	return err
 }
 
 // writeWhole writes a file whole or not at all, and makes its directory.

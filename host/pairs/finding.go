@@ -35,7 +35,10 @@ func (j *Judge) findingOf(v Version, verdict *registry.Verdict) Finding {
 		return f
 	}
 	f.State, f.Why = Refused, "the pair of the two versions is refused with "+strings.Join(refused, "; with ")
-	f.File = drawing(verdictsIn(j.o.StateDir), keyOf(j.o.Shelf, j.o.Seed, v))
+	path, err := j.draw(v, verdict)
+	if f.File = path; err != nil {
+		f.File, f.FileNot = "", fmt.Sprintf("%s: %v", path, cause(err))
+	}
 	return f
 }
 

@@ -142,13 +142,16 @@ func TestGatherAndJudge(t *testing.T) {
 	v := judgeOf(g, there)
 	require.Equal(t, registry.Refused, v.Verdict)
 	require.Len(t, w.asked, 2, "the deployment and the list of rules")
-	j := &Judge{o: Options{Shelf: here, StateDir: "/state"}}
+	j := New(Options{Shelf: here, StateDir: t.TempDir()})
+	defer j.Close()
 	f := j.findingOf(there.version(), v)
 	require.True(t, f.Take, "what is stored for the wider window serves the narrower one")
 	require.False(t, f.Give)
 	require.Contains(t, f.Why, "refused with this node as the producer: prompts of 32 tokens, group sliding: the consumer demands chunks that the producer, of another version, never supplies")
-	require.Contains(t, draw(v), "here: "+here.own.name)
-	require.Contains(t, draw(v), v.Counterexample.String())
+	drawn, err := os.ReadFile(f.File)
+	require.NoError(t, err)
+	require.Contains(t, string(drawn), "here: "+here.own.name)
+	require.Contains(t, string(drawn), v.Counterexample.String())
 
 	there = sideOf(t, dir, strings.Replace(testFile, "rule: full", "rule: ./mine.wasm#t", 1))
 	g, w = newGatherer(t, here, there)
@@ -341,10 +344,29 @@ func TestVerdictDir(t *testing.T) {
 	refused := of(v)
 	refused.Verdict, refused.Counterexample = registry.Refused, &check.Counterexample{Relation: "pair", Why: "so"}
 	refused.Ways[0].Counterexample = refused.Counterexample
-	require.Equal(t, registry.Refused, keep(v, refused).Verdict)
-	text, err := os.ReadFile(drawing(d.dir, keyOf(here, 1, v)))
+	kept := keep(v, refused)
+	require.Equal(t, registry.Refused, kept.Verdict)
+	drawn := func(v *registry.Verdict, is string) {
+		path, err := d.draw(keyOf(here, 1, version(1)), v)
+		require.NoError(t, err)
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Contains(t, string(text), is)
+	}
+	const drawing = "producer a, consumer b: REFUSED"
+	drawn(kept, drawing) // nobody had drawn it yet
+	path, err := d.draw(keyOf(here, 1, v), refused)
 	require.NoError(t, err)
-	require.Contains(t, string(text), "producer a, consumer b: REFUSED")
+	require.NoError(t, os.WriteFile(path, []byte("as it was"), 0o600))
+	drawn(kept, "as it was")
+	drawn(refused, drawing)
+	require.NoError(t, os.Remove(path))
+	drawn(kept, drawing) // somebody had made room
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.Mkdir(path, 0o700))
+	_, err = d.draw(keyOf(here, 1, v), kept)
+	require.EqualError(t, cause(err), "file exists", "without the name of the file on its way")
+	require.NoError(t, os.Remove(path))
 	for n := range byte(3 * versionsMax) {
 		x := version(n)
 		require.NotNil(t, keep(x, of(x)))

@@ -41,8 +41,9 @@ type Finding struct {
 	TakeNot, GiveNot string
 	// Why is the state in one line; empty for None and Equal.
 	Why string
-	// File has the whole counterexample of a refusal.
-	File string
+	// File has the whole counterexample of a refusal; when it could not be kept, File is empty
+	// and FileNot says where it was to be, and why it is not.
+	File, FileNot string
 	// Kept says that the verdict was kept from before.
 	Kept bool
 	// Deployment and Rules are the peer's digests.
@@ -88,6 +89,7 @@ type Judge struct {
 	check    func(ctx context.Context, there *bundle, progress func(done, total int)) (*registry.Verdict, error)
 	kept     func(v Version) *registry.Verdict
 	keep     func(v Version, verdict *registry.Verdict)
+	draw     func(v Version, verdict *registry.Verdict) (path string, err error) // of a refusal
 	life     context.Context
 	end      context.CancelFunc
 	wg       sync.WaitGroup
@@ -152,6 +154,9 @@ func New(o Options) *Judge {
 	}
 	j.kept = func(v Version) *registry.Verdict { return verdicts.load(keyOf(o.Shelf, o.Seed, v), o.Shelf, v) }
 	j.keep = func(v Version, verdict *registry.Verdict) { verdicts.save(keyOf(o.Shelf, o.Seed, v), verdict) }
+	j.draw = func(v Version, verdict *registry.Verdict) (string, error) {
+		return verdicts.draw(keyOf(o.Shelf, o.Seed, v), verdict)
+	}
 	return j
 }
 
@@ -429,8 +434,9 @@ func (j *Judge) find(ctx context.Context, q *inquiry) Finding {
 	case v.Verdict == registry.Undecided:
 		return j.undecided(q, spent(budget, j.o.CheckWithin, errors.New(v.Undecided)))
 	}
+	f := j.findingOf(q.version, v)
 	j.keep(q.version, v)
-	return j.findingOf(q.version, v)
+	return f
 }
 
 // enter takes a place, unless ctx ends first.

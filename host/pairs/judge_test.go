@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,6 +34,7 @@ type bench struct {
 	now     atomic.Int64
 	bring   func(ctx context.Context, peer string) error
 	verdict func(ctx context.Context) (*registry.Verdict, error)
+	drawErr error
 }
 
 const hereFile, thereFile = "here.yaml", "there"
@@ -74,6 +77,9 @@ func newBench(t *testing.T) *bench {
 	}
 	b.Judge.kept = func(v Version) *registry.Verdict { b.mu.Lock(); defer b.mu.Unlock(); return b.kept[v] }
 	b.Judge.keep = func(v Version, out *registry.Verdict) { b.mu.Lock(); defer b.mu.Unlock(); b.kept[v] = out }
+	b.Judge.draw = func(v Version, _ *registry.Verdict) (string, error) {
+		return fmt.Sprintf("/state/pairs/%x.txt", v.Rules[:1]), b.drawErr
+	}
 	b.verdict = func(context.Context) (*registry.Verdict, error) { return verdictOf(nil, nil), nil }
 	return b
 }
@@ -160,7 +166,8 @@ func TestEachWayByItself(t *testing.T) {
 		require.Equal(t, "the pair of the two versions is refused with this node as the consumer: prompts of 21 tokens, group full: the chunk is not there", f.Why)
 		require.Equal(t, [2]bool{false, true}, b.may("p"))
 		require.Equal(t, "the pair of the two versions is refused: prompts of 21 tokens, group full: the chunk is not there", f.TakeNot)
-		require.Regexp(t, "^/state/pairs/[0-9a-f]{32}.txt$", f.File)
+		require.Equal(t, "/state/pairs/01.txt", f.File)
+		require.Empty(t, f.FileNot)
 		require.EqualValues(t, 1, b.Ended(Refused))
 		b.Retry()
 		synctest.Wait()
@@ -186,6 +193,12 @@ func TestEachWayByItself(t *testing.T) {
 		b.Up("p", version(3), 3, false)
 		synctest.Wait()
 		require.Equal(t, [2]string{Undecided, Refused}, [2]string{b.Of("p").TakeState, b.Of("p").GiveState})
+
+		b.drawErr = fmt.Errorf("as if: %w", &fs.PathError{Op: "write", Path: "/state/pairs/.new-17", Err: syscall.ENOSPC})
+		b.Up("p", version(4), 4, false)
+		synctest.Wait()
+		require.Empty(t, b.Of("p").File, "it is not there")
+		require.Equal(t, "/state/pairs/04.txt: no space left on device", b.Of("p").FileNot)
 	})
 }
 

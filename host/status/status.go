@@ -273,6 +273,8 @@ type Pair struct {
 	Reason string `json:"reason"`
 	// CounterexampleFile has the whole counterexample of a refusal.
 	CounterexampleFile string `json:"counterexample_file"`
+	// CounterexampleNotKept says where it was to be, and why it could not be written.
+	CounterexampleNotKept string `json:"counterexample_not_kept"`
 	// Kept says that the verdict is from before this start.
 	Kept bool `json:"kept"`
 	// Takes and Gives say, when the versions differ, which way this node allows legs pd and

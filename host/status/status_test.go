@@ -76,7 +76,7 @@ func full() *Status {
 				Pair: Pair{State: "refused", Reason: "refused: prompts of 20 tokens", CounterexampleFile: "/var/lib/tierd/pairs/1.txt", Gives: true, PeerReason: "the same",
 					DeploymentDigest: digest("6"), RulesDigest: digest("7")}},
 			{ID: "prefill-2", Control: "10.0.0.3:7000", Configured: true, State: "suspect", Reason: "nothing was heard for 750ms", BootID: "0x2f", RTTSeconds: 0.0004,
-				SilenceSeconds: 3.25, Sessions: 6, Pair: Pair{State: "accepted", Reason: "accepted: 12 cases", Kept: true, Takes: true, PeerGives: true},
+				SilenceSeconds: 3.25, Sessions: 6, Pair: Pair{State: "accepted", Reason: "accepted: 12 cases", CounterexampleNotKept: "as if", Kept: true, Takes: true, PeerGives: true},
 				Legs: []Leg{{Leg: "pd", Why: "it is suspect:\x1b[2J\nnothing was heard for 750ms"}, {Leg: "probe", Why: "it is suspect:\x1b[2J\nnothing was heard for 750ms"}}}},
 	}
 }
