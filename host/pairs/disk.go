@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -17,71 +15,6 @@ import (
 
 	"github.com/tierd/tierd/host/config"
 )
-
-// A localDir is the operator's directory of rules of other versions; "" is none. Files are
-// found by the digest of what they hold, whatever their names.
-type localDir string
-
-func (d localDir) String() string {
-	if d == "" {
-		return "peer_rules, which is not set (a restart sets it)"
-	}
-	return string(d)
-}
-
-// find returns the path of the file with a digest, or "".
-func (d localDir) find(id digest) (string, error) {
-	if d == "" {
-		return "", nil
-	}
-	entries, err := os.ReadDir(string(d))
-	if err != nil {
-		return "", err
-	}
-	if len(entries) > localFilesMax {
-		return "", fmt.Errorf("%s has %d files; at most %d are looked at", d, len(entries), localFilesMax)
-	}
-	for _, e := range entries {
-		path := filepath.Join(string(d), e.Name())
-		if got, err := hashFile(path); err == nil && got == id {
-			return path, nil
-		}
-	}
-	return "", nil
-}
-
-// read returns the module with a digest, or nil.
-func (d localDir) read(id digest) []byte {
-	path, err := d.find(id)
-	if err != nil || path == "" {
-		return nil
-	}
-	b, err := config.ReadAtMost(path, moduleBytesMax)
-	if err != nil || sha256.Sum256(b) != id {
-		return nil
-	}
-	return b
-}
-
-func hashFile(path string) (id digest, err error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return id, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > localFileBytesMax { // opening a pipe would wait
-		return id, fs.ErrInvalid
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return id, err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, io.LimitReader(f, localFileBytesMax)); err != nil {
-		return id, err
-	}
-	return digest(h.Sum(nil)), nil
-}
 
 // A moduleCache keeps fetched modules in a directory, the least recently used ones out. What
 // cannot be kept is fetched again.

@@ -36,7 +36,7 @@ func always(format string, args ...any) error {
 // A gatherer brings together what a peer runs by.
 type gatherer struct {
 	shelf *Shelf
-	local localDir
+	local *localDir
 	cache *moduleCache
 	// fetch brings bytes from a peer, as wire.Peers.Fetch does.
 	fetch func(ctx context.Context, peer string, id [sha256.Size]byte, bytesMax int) ([]byte, error)
@@ -90,7 +90,7 @@ func (g *gatherer) takeRules(ctx context.Context, peer string, b *bundle) error 
 		}
 		r.Ref = refs[i]
 		if _, _, program := plugins.ProgramOf(r.Ref); program {
-			if b.programs[id], err = g.program(r, id); err != nil {
+			if b.programs[id], err = g.program(ctx, r, id); err != nil {
 				return err
 			}
 			continue
@@ -109,11 +109,14 @@ func (g *gatherer) takeRules(ctx context.Context, peer string, b *bundle) error 
 }
 
 // program returns the path of a program that the operator has placed here.
-func (g *gatherer) program(r *registry.RuleID, id digest) (string, error) {
+func (g *gatherer) program(ctx context.Context, r *registry.RuleID, id digest) (string, error) {
 	if path, ok := g.shelf.own.programs[id]; ok {
 		return path, nil
 	}
-	path, err := g.local.find(id)
+	path, err := g.local.find(ctx, id)
+	if ctx.Err() != nil {
+		return "", &unavailable{why: fmt.Sprintf("rule %s is looked for in %s: %v", r.Ref, g.local, context.Cause(ctx)), passing: true}
+	}
 	if err == nil && path == "" {
 		err = fmt.Errorf("it is not in %s", g.local)
 	}
@@ -128,7 +131,7 @@ func (g *gatherer) module(ctx context.Context, peer string, r *registry.RuleID, 
 	if b := g.shelf.own.modules[id]; b != nil {
 		return b, nil
 	}
-	if b := g.local.read(id); b != nil {
+	if b := g.local.read(ctx, id); b != nil {
 		return b, nil
 	}
 	if b := g.cache.get(id); b != nil {

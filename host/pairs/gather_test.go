@@ -166,7 +166,7 @@ func TestGatherAndJudge(t *testing.T) {
 	}
 	again("it was kept")
 	g.cache.dir = t.TempDir()
-	g.local = localDir(dir)
+	g.local = newLocalDir(dir)
 	again("it is in the operator's directory")
 	require.Equal(t, dir, filepath.Dir(path))
 }
@@ -246,7 +246,7 @@ func TestUnavailable(t *testing.T) {
 	g, w := newGatherer(t, here, there)
 	v := there.version()
 	program(&v, w)
-	g.local = localDir(dir)
+	g.local = newLocalDir(dir)
 	b, err := g.gather(t.Context(), "p", v)
 	require.NoError(t, err)
 	require.Equal(t, map[digest]string{id: filepath.Join(dir, "mine.wasm")}, b.programs)

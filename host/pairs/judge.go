@@ -140,7 +140,7 @@ func New(o Options) *Judge {
 	j := &Judge{o: o, fetching: make(chan struct{}, fetchesMax), checking: make(chan struct{}, checksMax),
 		peers: map[string]*standing{}, versions: map[Version]*inquiry{}, counts: map[string]uint64{}}
 	j.life, j.end = context.WithCancel(context.Background())
-	g := &gatherer{shelf: o.Shelf, local: localDir(o.LocalDir), fetch: o.Fetch,
+	g := &gatherer{shelf: o.Shelf, local: newLocalDir(o.LocalDir), fetch: o.Fetch,
 		cache: &moduleCache{dir: filepath.Join(o.StateDir, "fetched"), bytesMax: cacheBytesMax, log: o.Log}}
 	verdicts := &verdictDir{dir: verdictsIn(o.StateDir), log: o.Log}
 	j.gather = g.gather
