@@ -28,7 +28,7 @@
 //	                                        ^           +-->  refused      a way has a counterexample
 //	                                        |           +-->  undecided    no time, or something is not to be had
 //	                                        +-----------------------+
-//	                                          Retry; the peer's next session or process
+//	                                          Retry; a pause; the peer's next session or process
 //
 // Each direction counts by itself: when one version stores enough for the other, and not the
 // other way round, the first one may produce for the second. Refusals name the smallest
@@ -36,9 +36,10 @@
 // versions and the executable that judged, accepted or refused, and used again after a
 // restart. What was undecided is tried again when something has changed: a reload
 // ([Judge.Retry]) or another version; when a peer did not give what it should, with another
-// peer of the version, or another process of the same; and when the way to it failed, with
-// its next sessions or its next word after a silence, a few times. What changes while the
-// version is in work counts at the end of that.
+// peer of the version, or another process of the same; and when the way to it failed, or it was
+// too slow, with its next sessions or its next word after a silence, a few times, and after
+// pauses of a minute, doubling to an hour. What changes while the version is in work counts at
+// the end of that.
 //
 // # In the background
 //

@@ -122,7 +122,9 @@ type inquiry struct {
 	asked   map[string]bool // peers that were asked, since it runs
 	again   map[string]bool // peers that were asked, and have another way or process now
 	retry   bool            // Retry came, since it runs
-	tries   int             // since a peer or process of one was new
+	tries   int             // since a peer or process of one was new, without those after a pause
+	pauses  int             // since then, too
+	pause   *time.Timer     // to the next try; nil = none
 	seq     uint64          // rises with the time at which it ended
 
 	doing   atomic.Pointer[string] // while it runs
@@ -164,6 +166,9 @@ func New(o Options) *Judge {
 func (j *Judge) Close() {
 	j.mu.Lock()
 	j.closed = true
+	for _, q := range j.versions {
+		q.wake()
+	}
 	j.mu.Unlock()
 	j.end()
 	j.wg.Wait()
@@ -194,7 +199,7 @@ func (j *Judge) Up(peer string, v Version, boot uint64, equal bool) {
 		j.startLocked(q)
 	case q.running || q.finding.State == Undecided && !q.settled:
 		if before == nil || before.boot != boot || before.version != v {
-			q.tries = 0
+			q.tries, q.pauses = 0, 0
 			delete(q.failed, peer)
 		}
 		j.againLocked(q, peer)
@@ -263,7 +268,7 @@ func (j *Judge) Retry() {
 
 // restartLocked begins an inquiry as if nothing was known of its version.
 func (j *Judge) restartLocked(q *inquiry) {
-	q.tries, q.settled = 0, false
+	q.tries, q.pauses, q.settled = 0, 0, false
 	clear(q.failed)
 	j.startLocked(q)
 }
@@ -348,6 +353,7 @@ func (j *Judge) allowLocked(peer string, q *inquiry) {
 
 // startLocked begins an inquiry.
 func (j *Judge) startLocked(q *inquiry) {
+	q.wake()
 	ctx, cancel := context.WithCancel(j.life)
 	q.cancel, q.running = cancel, true
 	q.asked, q.again, q.retry = map[string]bool{}, map[string]bool{}, false
@@ -379,6 +385,8 @@ func (j *Judge) ended(ctx context.Context, q *inquiry, f Finding) {
 		j.restartLocked(q)
 	case !q.settled && q.hasNews():
 		j.startLocked(q)
+	case !q.settled && q.mayGive():
+		f = j.pauseLocked(q)
 	}
 	var peers []string
 	for peer := range q.peers {
@@ -390,6 +398,50 @@ func (j *Judge) ended(ctx context.Context, q *inquiry, f Finding) {
 	for _, peer := range peers {
 		j.o.Tell(peer, f)
 	}
+}
+
+// pauseLocked tries an inquiry again after a while: a peer that was too slow once, and whose
+// session goes on, gives no other sign that it has become faster. It returns the finding that
+// says so.
+func (j *Judge) pauseLocked(q *inquiry) Finding {
+	pause := min(pauseMax, pauseMin<<min(q.pauses, 16))
+	q.pauses++
+	var t *time.Timer
+	t = time.AfterFunc(pause, func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		if q.pause != t || j.closed || j.versions[q.version] != q || !q.mayGive() {
+			return
+		}
+		j.startLocked(q)
+		q.tries-- // those are for what its sessions bring
+		for peer := range q.peers {
+			j.allowLocked(peer, q)
+		}
+	})
+	q.pause = t
+	f := &q.finding
+	f.Why += fmt.Sprintf("; it is tried again after a pause of %v", pause)
+	f.TakeNot, f.GiveNot = f.Why, f.Why
+	return *f
+}
+
+// wake ends the pause.
+func (q *inquiry) wake() {
+	if q.pause != nil {
+		q.pause.Stop()
+		q.pause = nil
+	}
+}
+
+// mayGive says whether there is a peer that has not failed by itself.
+func (q *inquiry) mayGive() bool {
+	for peer := range q.peers {
+		if !q.failed[peer] {
+			return true
+		}
+	}
+	return false
 }
 
 // hasNews says whether a peer may give now what none gave since the inquiry runs.

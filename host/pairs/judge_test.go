@@ -252,7 +252,7 @@ func TestSlowPeers(t *testing.T) {
 		require.EqualValues(t, fetchesMax, b.most.Load())
 		f := b.Of("slow1")
 		require.Equal(t, Undecided, f.State)
-		require.Equal(t, "the pair of the two versions is undecided: slow1: it did not come within deadlines.pair_fetch_ms, 30s", f.Why)
+		require.Equal(t, "the pair of the two versions is undecided: slow1: it did not come within deadlines.pair_fetch_ms, 30s; it is tried again after a pause of 1m0s", f.Why)
 		require.Equal(t, neither, b.may("slow1"))
 		require.Equal(t, Accepted, b.Of("slow0").State, "another peer of that version had it")
 		require.Zero(t, b.now.Load())
@@ -482,6 +482,89 @@ func TestChangedMeanwhile(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTriedAgainAfterAPause: a peer that was too slow and whose session goes on is asked again
+// after pauses that double to an hour, which the reason names; not one that does not give what
+// it should, nor for a version that nobody has any more, nor after the Judge's end. What its
+// sessions bring is tried at once all the same.
+func TestTriedAgainAfterAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		defer b.Close()
+		slow := &unavailable{why: "slow", passing: true}
+		var fail error = slow
+		b.bring = func(context.Context, string) error { b.mu.Lock(); defer b.mu.Unlock(); return fail }
+		from := func(err error) { b.mu.Lock(); defer b.mu.Unlock(); fail = err }
+		asked := int64(0)
+		more := func(n int64, why string) {
+			t.Helper()
+			synctest.Wait()
+			require.Equal(t, asked+n, b.fetches.Load(), why)
+			asked += n
+		}
+		b.Up("p", version(1), 1, false)
+		more(1, "at once")
+		for n, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60, 60} {
+			pause *= time.Minute
+			f := b.Of("p")
+			require.Equal(t, Undecided, f.State)
+			require.Equal(t, fmt.Sprintf("the pair of the two versions is undecided: p: slow; it is tried again after a pause of %v", pause), f.Why)
+			require.Equal(t, f.Why, f.TakeNot)
+			require.Equal(t, f.Why, f.GiveNot)
+			require.Equal(t, n+1, b.tells("p"))
+			b.mu.Lock()
+			told := b.told["p"][n]
+			b.mu.Unlock()
+			require.Equal(t, f, told)
+			time.Sleep(pause - 1)
+			more(0, "in the pause")
+			time.Sleep(1)
+			more(1, "after it")
+		}
+		for n := range 9 {
+			b.Heard("p")
+			if n < triesMax-1 { // the first try was at the beginning of its session
+				more(1, "it was silent for a while")
+			}
+			more(0, "as often as without pauses")
+		}
+		time.Sleep(time.Hour)
+		more(1, "the last pause began with the last try")
+		b.Up("p", version(1), 2, false)
+		more(1, "another process")
+		require.Contains(t, b.Of("p").Why, "after a pause of 1m0s")
+		b.Gone("p")
+		time.Sleep(24 * time.Hour)
+		more(0, "nobody has the version")
+		b.Up("p", version(1), 2, false)
+		more(1, "it is back")
+		from(&unavailable{why: "changed"})
+		time.Sleep(24 * time.Hour)
+		more(1, "once, and what it gives is not what it should be")
+		require.Equal(t, "the pair of the two versions is undecided: p: changed", b.Of("p").Why)
+		from(always("never"))
+		b.Retry()
+		time.Sleep(24 * time.Hour)
+		more(1, "every peer would have the same to say")
+
+		from(slow)
+		b.Retry()
+		more(1, "a reload")
+		from(nil)
+		time.Sleep(time.Minute)
+		more(1, "it has become faster")
+		require.Equal(t, both, b.may("p"))
+		time.Sleep(24 * time.Hour)
+		more(0, "what is decided stays")
+
+		from(slow)
+		b.Up("q", version(2), 1, false)
+		more(1, "at once")
+		b.Close()
+		time.Sleep(24 * time.Hour)
+		more(0, "the Judge is closed")
+	})
 }
 
 // TestHeardAgain: a peer that was silent for a while has no new session, and what failed by

@@ -1,6 +1,10 @@
 package pairs
 
-import "github.com/tierd/tierd/plugins/wasm"
+import (
+	"time"
+
+	"github.com/tierd/tierd/plugins/wasm"
+)
 
 // Bounds of what peers can make this node fetch, hold and keep.
 const (
@@ -27,6 +31,11 @@ const (
 	// silences, begin when the way to it failed: a peer that reconnects all the time is not
 	// asked all the time.
 	triesMax = 3
+	// pauseMin and pauseMax are the pauses after which it is tried again all the same, doubling:
+	// short enough that a peer that was busy with its own start is not waited for long, and in
+	// the end one fetch in an hour, which costs nobody anything.
+	pauseMin = time.Minute
+	pauseMax = time.Hour
 	// versionsMax bounds the versions that are remembered while no peer has them.
 	versionsMax = 64
 	// verdictsMax bounds the verdicts that are kept in the state directory, of some 50 KiB
