@@ -8,6 +8,7 @@ README.md says what is asserted. It ends with status 0 when all of it held.
 """
 
 import argparse
+import collections
 import json
 import os
 import random
@@ -46,6 +47,14 @@ SHARED_BYTES = 512 << 20
 def hold(fact, text):
     if not fact:
         raise AssertionError(text)
+
+
+def reason(got):
+    """Why a request was not had whole: what the daemon said of it, or how many chunks each cause took."""
+    if got["reason"]:
+        return got["reason"]
+    took = collections.Counter((cause, detail) for _, _, cause, detail in got["failures"])
+    return "; ".join(f"{n} {'chunk' if n == 1 else 'chunks'}, {cause}: {detail}" for (cause, detail), n in took.items())
 
 
 class Daemon:
@@ -372,8 +381,8 @@ class Pair:
             got["computed"] == len(request["prompt"]) - got["resume"],
             f"computed {got['computed']} tokens from {got['resume']} on",
         )
-        why = got["reason"] or got["failures"]
-        why = f". {why}"[:112] if why else ""
+        why = reason(got)
+        why = f". {why}" if why else ""
         print(
             f"{request['id']:>4} {what}: resumed {got['resume']} of {len(request['prompt'])}, {took:.2f} s, equal{why}",
             flush=True,
@@ -550,7 +559,7 @@ def faults(pair, producer, consumer):
         f"without its daemon the prefill engine computed {made['computed']} tokens",
     )
     print(
-        f"{request['id']:>4} the prefill engine without its daemon: computed {made['computed']} tokens. {made['reason'][:60]}"
+        f"{request['id']:>4} the prefill engine without its daemon: computed {made['computed']} tokens. {made['reason']}"
     )
     os.remove(os.path.join(producer.state, "addresses.json"))
     producer.start()
