@@ -1,6 +1,9 @@
 package host_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -8,7 +11,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tierd/tierd/host/replay"
+	"github.com/tierd/tierd/registry"
+	"github.com/tierd/tierd/registry/deploy"
 	"github.com/tierd/tierd/registry/hfconfig"
+	"github.com/tierd/tierd/registry/plan"
+	"github.com/tierd/tierd/specs"
+	"github.com/tierd/tierd/specs/policy"
 )
 
 // readme returns the README, and a fenced block of it in the given language.
@@ -78,4 +88,44 @@ func TestReadmeNamesFilesThatExist(t *testing.T) {
 		_, err := os.Stat(filepath.Join(root(t), name))
 		require.NoError(t, err, name)
 	}
+}
+
+// TestDemoDemands: the README and the demo's deployment say how much the replay's 300 requests
+// demand. What moves is a little less, by what is still in the consumer's own tier from
+// requests before. The model has 18 times the layers.
+func TestDemoDemands(t *testing.T) {
+	const modelLayers = 18
+	file := filepath.Join(root(t), "examples", "demo", "deployment.yaml")
+	yaml, err := os.ReadFile(file)
+	require.NoError(t, err)
+	d, err := deploy.Parse(file, yaml)
+	require.NoError(t, err)
+	entry, err := registry.Open(t.Context(), d, func(_ context.Context, _, ref string) (registry.Opened, error) {
+		for _, s := range append(specs.All(), policy.All()...) {
+			if s.Manifest().Name == ref {
+				return registry.Opened{Spec: s, Digest: "sha256:native", Source: "native"}, nil
+			}
+		}
+		return registry.Opened{}, errors.New("no such rule")
+	})
+	require.NoError(t, err)
+	planner, err := plan.New(entry.Model())
+	require.NoError(t, err)
+	requests, err := replay.LoadTrace(filepath.Join(root(t), "examples", "traces", "conversation_trace_1000.jsonl"), 300)
+	require.NoError(t, err)
+	require.Len(t, requests, 300)
+
+	bytes := uint64(0)
+	for i := range requests {
+		p, err := planner.Eager(plan.Ask{PromptTokens: requests[i].PromptTokens}, nil)
+		require.NoError(t, err)
+		for g, demand := range p.Demand {
+			bytes += uint64(demand.Count()) * d.Groups[g].ChunkBytes()
+		}
+	}
+	gb := float64(bytes) / 1e9
+	text, _ := readme(t, "go")
+	require.Contains(t, text, fmt.Sprintf("They demand %.1f GB", gb))
+	require.Contains(t, string(yaml), fmt.Sprintf("%d\n  # requests demand %.1f GB instead of %.0f", len(requests), gb, modelLayers*gb))
+	require.Contains(t, string(yaml), fmt.Sprintf("a chunk is only %d times smaller", modelLayers))
 }
