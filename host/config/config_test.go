@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tierd/tierd/registry/deploy"
 )
 
 var update = flag.Bool("update", false, "write the golden file anew")
@@ -180,6 +182,7 @@ func TestIgnored(t *testing.T) {
 		{minimal, strings.Replace(minimal, "7001", "7002", 1) + "insecure: true\n", []string{"data_listen", "insecure"}},
 		{minimal, minimal + tls, []string{"tls"}},
 		{minimal + tls, minimal + strings.Replace(tls, "key: k", "key: other", 1), []string{"tls.key"}},
+		{minimal, minimal + "peer_rules: other\n", []string{"peer_rules"}},
 	} {
 		require.Equal(t, c.keys, parse(c.from).Ignored(parse(c.to)), c.to)
 	}
@@ -192,6 +195,36 @@ func TestIgnored(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"node_id", "state_dir", "engine_socket", "peer_listen", "data_listen", "advertise", "http_listen", "slab_dir", "device", "deployment", "certificate", "peer_rules"}, a.Ignored(b))
+}
+
+// TestDifferences: keys of objects in lists and of free objects are named as well.
+func TestDifferences(t *testing.T) {
+	const file = `
+model: m
+max_tokens: 64
+groups:
+  - {name: a, rule: window, params: {window: 20, extra: 1}, block_tokens: 4, layers: 1, kv_heads: 1, head_dim: 4, dtype: fp8}
+  - {name: b, rule: full, block_tokens: 4, layers: 1, kv_heads: 1, head_dim: 4, dtype: fp8}
+policies: [{rule: request-level}]
+`
+	parse := func(change ...string) deploy.Deployment {
+		text := strings.NewReplacer(change...).Replace(file)
+		d, err := deploy.Parse("d.yaml", []byte(text))
+		require.NoError(t, err)
+		return *d
+	}
+	for _, c := range []struct{ change, keys []string }{
+		{nil, nil},
+		{[]string{"model: m", "# nothing\nmodel: m"}, nil},
+		{[]string{"window: 20", "window: 40", "max_tokens: 64", "max_tokens: 32"}, []string{"max_tokens", "groups[0].params.window"}},
+		{[]string{", extra: 1", ""}, []string{"groups[0].params.extra"}},
+		{[]string{"params: {window: 20, extra: 1}, ", ""}, []string{"groups[0].params"}},
+		{[]string{"name: b, rule: full", "name: c, rule: ./full.wasm"}, []string{"groups[1].name", "groups[1].rule"}},
+		{[]string{"policies: [{rule: request-level}]", ""}, []string{"policies"}},
+		{[]string{"model: m", "model: m\nlegs: [probe]"}, []string{"legs"}},
+	} {
+		require.Equal(t, c.keys, Differences(parse(), parse(c.change...)), "%v", c.change)
+	}
 }
 
 // Only loopback needs neither tls nor insecure, whichever of the two ports it is, and

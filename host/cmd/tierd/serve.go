@@ -31,7 +31,8 @@ to addresses.json in its state directory. The check may take a minute the first 
 SIGTERM, SIGINT   drain and stop, or give the check up; a second one stops at once
 SIGHUP            read peers, peer_cidrs and log_level of the configuration again, and the
                   files of tls (as every connection does when they have changed); the log
-                  names other keys that have changed, which need a restart. Peers of other
+                  names other keys that have changed, those of the deployment's file and
+                  the files of its rules, all of which need a restart. Peers of other
                   versions that could not be judged are judged again, with what peer_rules
                   has now
 
@@ -182,6 +183,7 @@ func reread(path string, running *config.Config, node *host.Node, level *slog.Le
 	if ignored := running.Ignored(cfg); len(ignored) > 0 {
 		log.Warn("keys that changed are used only after a restart", "file", path, "keys", strings.Join(ignored, ","))
 	}
+	node.ReviewDeployment()
 	node.ReloadCerts()
 	node.ReviewPairs()
 	log.Info("peers and log level read again", "file", path, "peers", len(cfg.Peers), "log_level", cfg.LogLevel, "peer_cidrs", len(cfg.PeerCIDRs))

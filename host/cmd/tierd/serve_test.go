@@ -110,6 +110,15 @@ func TestServe(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return strings.Contains(log.String(), `level=WARN msg="keys that changed are used only after a restart" file=`+path+" keys=slab_bytes,bounds.engines")
 	}, time.Minute, 5*time.Millisecond)
+	deployment := filepath.Join(dir, "deployment.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"peer_rules: shm\n"), 0o600))
+	require.NoError(t, os.WriteFile(deployment, []byte(strings.Replace(smallDeployment, "max_tokens: 32", "max_tokens: 64", 1)), 0o600))
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+	require.Eventually(t, func() bool {
+		return strings.Contains(log.String(), `level=WARN msg="keys that changed are used only after a restart" file=`+path+" keys=peer_rules") &&
+			strings.Contains(log.String(), `level=WARN msg="keys of the deployment that changed are used only after a restart" file=`+deployment+" keys=max_tokens")
+	}, time.Minute, 5*time.Millisecond)
+	require.NoError(t, os.WriteFile(deployment, []byte(smallDeployment), 0o600))
 	require.NoError(t, os.WriteFile(path, []byte(nodeFile+"log_lvl: debug\n"), 0o600))
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 	require.Eventually(t, func() bool {
