@@ -8,12 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tierd/tierd/host/daemontest"
 	"github.com/tierd/tierd/host/replay"
 )
 
@@ -45,27 +44,10 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
-// program builds the program once, without the race detector, which would make the
-// bytes fifteen times slower, and checks the demo's deployment.
-var program = sync.OnceValue(func() error {
-	build := exec.Command("go", "build", "-trimpath", "-o", tierd, "./host/cmd/tierd")
-	build.Dir = repo()
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	if out, err := exec.Command(tierd, "check", "--state", seed, demo("deployment.yaml")).CombinedOutput(); err != nil {
-		return fmt.Errorf("tierd check: %w\n%s", err, out)
-	}
-	return nil
-})
+// program builds the program once, and checks the demo's deployment.
+var program = sync.OnceValue(func() error { return daemontest.Build(tierd, seed, demo("deployment.yaml")) })
 
-func repo() string {
-	wd, err := os.Getwd()
-	if err != nil {
-		panic(err)
-	}
-	return filepath.Dir(filepath.Dir(wd))
-}
+var repo = daemontest.Repo
 
 func demo(file string) string { return filepath.Join(repo(), "examples", "demo", file) }
 
@@ -82,10 +64,7 @@ type node struct {
 	deployment string
 	control    string // its own control address
 	peers      []*node
-	cmd        *exec.Cmd
-	logFile    string
-	exited     chan struct{}
-	exit       error
+	*daemontest.Daemon
 }
 
 type addresses struct {
@@ -98,34 +77,14 @@ type addresses struct {
 }
 
 func newNode(t *testing.T, id string) *node {
-	n := &node{t: t, id: id, deployment: demo("deployment.yaml"), control: freeAddress(t)}
-	var err error
-	n.dir, err = os.MkdirTemp("", "tierd-e2e-"+id) // short: a socket's path is limited
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(n.dir) })
-	n.slabs, err = os.MkdirTemp(sharedMemory(), "tierd-e2e-")
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(n.slabs) })
+	n := &node{t: t, id: id, deployment: demo("deployment.yaml"), control: daemontest.FreeAddress(t)}
+	n.dir, n.slabs = daemontest.TempDir(t, "", "tierd-e2e-"+id), daemontest.TempDir(t, sharedMemory(), "tierd-e2e-")
 	require.NoError(t, os.CopyFS(filepath.Join(n.dir, "state"), os.DirFS(seed)))
 	return n
 }
 
-// sharedMemory is /dev/shm where it has room for two nodes and their engines.
-func sharedMemory() string {
-	var st syscall.Statfs_t
-	const room = 3 << 30
-	if syscall.Statfs("/dev/shm", &st) == nil && st.Bavail*uint64(st.Bsize) > room {
-		return "/dev/shm"
-	}
-	return ""
-}
-
-func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
-}
+// sharedMemory has room for two nodes and their engines.
+func sharedMemory() string { return daemontest.SharedMemory(3 << 30) }
 
 func (n *node) socket() string { return filepath.Join(n.dir, "s") }
 
@@ -141,59 +100,20 @@ func (n *node) start() {
 	}
 	path := filepath.Join(n.dir, "node.yaml")
 	require.NoError(n.t, os.WriteFile(path, []byte(config.String()), 0o600))
-	log, err := os.CreateTemp(n.dir, "log")
-	require.NoError(n.t, err)
-	n.logFile = log.Name()
-	n.cmd = exec.Command(tierd, "serve", "-c", path)
-	n.cmd.Stdout, n.cmd.Stderr = log, log
-	require.NoError(n.t, n.cmd.Start())
-	n.exited = make(chan struct{})
-	go func(cmd *exec.Cmd, exited chan struct{}) {
-		n.exit = cmd.Wait()
-		log.Close()
-		close(exited)
-	}(n.cmd, n.exited)
-	n.t.Cleanup(func() {
-		n.kill(syscall.SIGKILL)
-		if n.t.Failed() {
-			n.t.Logf("the log of %s:\n%s", n.id, tail(log.Name()))
-		}
-	})
-	n.await("ready", func() bool {
-		select {
-		case <-n.exited:
-			n.t.Fatalf("%s ended before it was ready: %v\n%s", n.id, n.exit, tail(log.Name()))
-		default:
-		}
-		_, err := os.Stat(filepath.Join(n.dir, "state", "addresses.json"))
-		return err == nil
-	})
+	n.Daemon = daemontest.Start(n.t, patience, n.id, n.dir, filepath.Join(n.dir, "state"), tierd, "serve", "-c", path)
 }
 
 // log is what the daemon has logged since it was started last.
 func (n *node) log() string {
-	b, err := os.ReadFile(n.logFile)
+	b, err := os.ReadFile(n.LogFile)
 	require.NoError(n.t, err)
 	return string(b)
-}
-
-func tail(path string) []byte {
-	const last = 8 << 10
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return []byte(err.Error())
-	}
-	return b[max(0, len(b)-last):]
 }
 
 // await polls until ok, and fails the test when that takes longer than patience.
 func (n *node) await(what string, ok func() bool) {
 	n.t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			n.t.Fatalf("%s: not %s after %v", n.id, what, patience)
-		}
-	}
+	daemontest.Await(n.t, patience, n.id+" "+what, ok)
 }
 
 func (n *node) addresses() (a addresses) {
@@ -206,21 +126,21 @@ func (n *node) addresses() (a addresses) {
 // kill signals the daemon if it runs, waits for its end and returns how it ended.
 func (n *node) kill(sig syscall.Signal) error {
 	select {
-	case <-n.exited:
-		return n.exit
+	case <-n.Exited:
+		return n.Exit
 	default:
 	}
-	if err := n.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := n.Cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		n.t.Fatal(err)
 	}
 	select {
-	case <-n.exited:
+	case <-n.Exited:
 	case <-time.After(patience):
-		n.cmd.Process.Kill()
+		n.Cmd.Process.Kill()
 		n.t.Errorf("%s did not end within %v of signal %v", n.id, patience, sig)
-		<-n.exited
+		<-n.Exited
 	}
-	return n.exit
+	return n.Exit
 }
 
 // stop asks the daemon to end; it must end well and leave no shared memory.
@@ -248,24 +168,7 @@ func (n *node) metric(name string, parts ...string) (sum float64) {
 	if err != nil {
 		return 0
 	}
-	found := false
-line:
-	for line := range strings.Lines(string(body)) {
-		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
-			continue
-		}
-		for _, p := range parts {
-			if !strings.Contains(line, p) {
-				continue line
-			}
-		}
-		fields := strings.Fields(line)
-		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-		require.NoError(n.t, err)
-		sum, found = sum+v, true
-	}
-	require.True(n.t, found, "no metric %s with %v", name, parts)
-	return sum
+	return daemontest.Metric(n.t, body, name, parts...)
 }
 
 func (n *node) pulledBytes() float64 { return n.metric("tierd_kv_offload_tiering_read_bytes_total") }

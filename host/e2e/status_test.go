@@ -42,11 +42,11 @@ func TestStatusOfFrozenAndKilled(t *testing.T) {
 	require.NotContains(t, out, "\x1b")
 	require.NotContains(t, out, "attention")
 
-	require.NoError(t, producer.cmd.Process.Signal(syscall.SIGSTOP))
+	require.NoError(t, producer.Cmd.Process.Signal(syscall.SIGSTOP))
 	began := time.Now()
 	_, errOut, code = producer.ask()
 	require.Equal(t, 2, code)
-	require.Contains(t, errOut, fmt.Sprintf("no answer within 5s: process %d lives, and is stopped (kill -CONT %d lets it go on) or overloaded", producer.cmd.Process.Pid, producer.cmd.Process.Pid))
+	require.Contains(t, errOut, fmt.Sprintf("no answer within 5s: process %d lives, and is stopped (kill -CONT %d lets it go on) or overloaded", producer.Cmd.Process.Pid, producer.Cmd.Process.Pid))
 	t.Logf("a frozen daemon was given up after %v", time.Since(began))
 	began = time.Now()
 	out, errOut, code = consumer.ask("--json")
@@ -59,13 +59,13 @@ func TestStatusOfFrozenAndKilled(t *testing.T) {
 	require.Len(t, s.Attention, 1)
 	require.Contains(t, s.Attention[0], "peer producer is ")
 
-	require.NoError(t, producer.cmd.Process.Signal(syscall.SIGCONT))
+	require.NoError(t, producer.Cmd.Process.Signal(syscall.SIGCONT))
 	consumer.await("in session again", func() bool {
 		out, _, _ := consumer.ask("--json")
 		var s status.Status
 		return json.Unmarshal([]byte(out), &s) == nil && s.Peers[0].State == "ready" && len(s.Attention) == 0
 	})
-	pid := producer.cmd.Process.Pid
+	pid := producer.Cmd.Process.Pid
 	producer.kill(syscall.SIGKILL)
 	_, errOut, code = producer.ask()
 	require.Equal(t, 2, code)

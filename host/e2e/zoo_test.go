@@ -22,6 +22,7 @@ import (
 
 	"github.com/tierd/tierd/host"
 	"github.com/tierd/tierd/host/config"
+	"github.com/tierd/tierd/host/daemontest"
 	"github.com/tierd/tierd/host/replay"
 	"github.com/tierd/tierd/host/rules"
 	"github.com/tierd/tierd/plugins/zoo"
@@ -99,14 +100,14 @@ func TestZooOnDisk(t *testing.T) {
 	nodes := []*node{producer, consumer}
 	memory, routines := map[*node]int64{}, map[*node]float64{}
 	for _, n := range nodes {
-		memory[n], routines[n] = anonymousBytes(t, n.cmd.Process.Pid), n.metric("go_goroutines")
+		memory[n], routines[n] = anonymousBytes(t, n.Cmd.Process.Pid), n.metric("go_goroutines")
 	}
 
 	playing := traffic()
 	for i, c := range zoo.Modules() {
 		require.NoError(t, os.WriteFile(rule, c.Wasm, 0o600))
 		for _, n := range nodes {
-			require.NoError(t, n.cmd.Process.Signal(syscall.SIGHUP))
+			require.NoError(t, n.Cmd.Process.Signal(syscall.SIGHUP))
 		}
 		for _, n := range nodes {
 			n.await("told to read again", func() bool { return strings.Count(n.log(), "peers and log level read again") > i })
@@ -125,7 +126,7 @@ func TestZooOnDisk(t *testing.T) {
 	finish(playing)
 	require.Greater(t, rounds, 1)
 	for _, n := range nodes {
-		require.Less(t, anonymousBytes(t, n.cmd.Process.Pid), memory[n]+grownBytesMax, n.id)
+		require.Less(t, anonymousBytes(t, n.Cmd.Process.Pid), memory[n]+grownBytesMax, n.id)
 		n.await("back to as few goroutines as before", func() bool { return n.metric("go_goroutines") <= routines[n]+2 })
 	}
 
@@ -238,7 +239,7 @@ func inside(t *testing.T, deployment string) *traffic {
 			f.Requests = append(f.Requests, all[i])
 		}
 	}
-	controls := map[string]string{"a": freeAddress(t), "b": freeAddress(t)}
+	controls := map[string]string{"a": daemontest.FreeAddress(t), "b": daemontest.FreeAddress(t)}
 	sockets := map[string]string{}
 	for id, other := range map[string]string{"a": "b", "b": "a"} {
 		dir, err := os.MkdirTemp(sharedMemory(), "tierd-e2e-")

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tierd/tierd/host/daemontest"
 )
 
 var legs = []string{"probe", "pd", "demand"}
@@ -149,7 +151,7 @@ func flap(c *cluster, _ *play, f *fault) {
 func stopAndRestart(c *cluster, _ *play, f *fault) {
 	c.a.signal(syscall.SIGTERM)
 	f.at = time.Now()
-	<-c.a.exited
+	<-c.a.Exited
 	f.note = fmt.Sprintf("it ended after %s ms", ms(time.Since(f.at)))
 	c.detect(f)
 	c.back(f, 2*time.Second)
@@ -173,7 +175,7 @@ func replace(c *cluster, _ *play, f *fault) {
 	c.a.kill()
 	f.at = time.Now()
 	c.detect(f)
-	c.a.control = freeAddress(c.t)
+	c.a.control = daemontest.FreeAddress(c.t)
 	c.sources["a"].detach()
 	time.Sleep(time.Until(f.at.Add(time.Second)))
 	f.healed = time.Now()

@@ -34,13 +34,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -49,6 +45,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tierd/tierd/host/daemontest"
 	"github.com/tierd/tierd/host/replay"
 	"github.com/tierd/tierd/host/status"
 	"github.com/tierd/tierd/host/transfer"
@@ -99,17 +96,12 @@ func runTests(m *testing.M) int {
 	return code
 }
 
-// program builds the program, without the race detector, and checks the deployment: that
+// program builds the program and checks the deployment: that
 // of the demo with a quarter of its heads, so that a request is some megabytes, and with
 // half of its tokens, so that the check is short.
 var program = sync.OnceValue(func() error {
 	if os.Getenv(builtEnv) != "" {
 		return nil
-	}
-	build := exec.Command("go", "build", "-trimpath", "-o", tierd, "./host/cmd/tierd")
-	build.Dir = repo()
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	text, err := os.ReadFile(filepath.Join(repo(), "examples", "demo", "deployment.yaml"))
 	if err != nil {
@@ -125,19 +117,10 @@ var program = sync.OnceValue(func() error {
 	if err := os.WriteFile(deployment, []byte(few), 0o600); err != nil {
 		return err
 	}
-	if out, err := exec.Command(tierd, "check", "--state", seed, deployment).CombinedOutput(); err != nil {
-		return fmt.Errorf("tierd check: %w\n%s", err, out)
-	}
-	return nil
+	return daemontest.Build(tierd, seed, deployment)
 })
 
-func repo() string {
-	wd, err := os.Getwd()
-	if err != nil {
-		panic(err)
-	}
-	return filepath.Dir(filepath.Dir(wd))
-}
+var repo = daemontest.Repo
 
 // A node is one daemon, or the place of one that is not running.
 type node struct {
@@ -161,56 +144,24 @@ type node struct {
 	// client reaches its HTTP port, which is on loopback of the network that it is in.
 	client *http.Client
 
-	cmd     *exec.Cmd
-	logFile string
-	exited  chan struct{}
+	*daemontest.Daemon
 }
 
 type peer struct{ id, control string }
 
 func newNode(t *testing.T, id string) *node {
 	const slabBytes = 384 << 20
-	n := &node{t: t, id: id, host: "127.0.0.1", control: freeAddress(t), slab: slabBytes, parked: 3 * time.Second, client: http.DefaultClient}
-	var err error
-	n.dir, err = os.MkdirTemp("", "tierd-f-"+id) // short: a socket's path is limited
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(n.dir) })
-	n.slabs, err = os.MkdirTemp(sharedMemory(), "tierd-f-")
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(n.slabs) })
+	n := &node{t: t, id: id, host: "127.0.0.1", control: daemontest.FreeAddress(t), slab: slabBytes, parked: 3 * time.Second, client: http.DefaultClient}
+	const room = 5 << 30 // for three nodes and their engines
+	n.dir, n.slabs = daemontest.TempDir(t, "", "tierd-f-"+id), daemontest.TempDir(t, daemontest.SharedMemory(room), "tierd-f-")
 	require.NoError(t, os.CopyFS(filepath.Join(n.dir, "state"), os.DirFS(seed)))
 	return n
-}
-
-// sharedMemory is /dev/shm where it has room for three nodes and their engines.
-func sharedMemory() string {
-	var st syscall.Statfs_t
-	const room = 5 << 30
-	if syscall.Statfs("/dev/shm", &st) == nil && st.Bavail*uint64(st.Bsize) > room {
-		return "/dev/shm"
-	}
-	return ""
-}
-
-// freeAddress is below the ports that the kernel gives to connections: a daemon that is
-// away must find its port free when it comes back.
-func freeAddress(t *testing.T) string {
-	const lowest, ports, tries = 20000, 10000, 100
-	for range tries {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", lowest+rand.IntN(ports)))
-		if err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-	}
-	t.Fatalf("no free port in %d tries", tries)
-	return ""
 }
 
 func (n *node) socket() string     { return filepath.Join(n.dir, "s") }
 func (n *node) configFile() string { return filepath.Join(n.dir, "node.yaml") }
 func (n *node) stateDir() string   { return filepath.Join(n.dir, "state") }
-func (n *node) pid() int           { return n.cmd.Process.Pid }
+func (n *node) pid() int           { return n.Cmd.Process.Pid }
 
 func (n *node) configure() {
 	var b strings.Builder
@@ -231,66 +182,24 @@ func (n *node) configure() {
 func (n *node) start() {
 	n.t.Helper()
 	n.configure()
-	os.Remove(filepath.Join(n.stateDir(), "addresses.json")) // of one that was killed
-	log, err := os.CreateTemp(n.dir, "log")
-	require.NoError(n.t, err)
-	n.logFile = log.Name()
 	args := append(append([]string{}, n.prefix...), tierd, "serve", "-c", n.configFile())
-	n.cmd = exec.Command(args[0], args[1:]...)
-	n.cmd.Stdout, n.cmd.Stderr = log, log
-	require.NoError(n.t, n.cmd.Start())
-	cmd, exited := n.cmd, make(chan struct{})
-	n.exited = exited
-	go func() {
-		_ = cmd.Wait()
-		log.Close()
-		close(exited)
-	}()
-	n.t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGKILL)
-		<-exited
-		if n.t.Failed() {
-			n.t.Logf("the log of %s:\n%s", n.id, tail(log.Name()))
-		}
-	})
-	await(n.t, n.id+" ready", func() bool {
-		select {
-		case <-exited:
-			n.t.Fatalf("%s ended before it was ready:\n%s", n.id, tail(log.Name()))
-		default:
-		}
-		_, err := os.Stat(filepath.Join(n.stateDir(), "addresses.json"))
-		return err == nil
-	})
-}
-
-func tail(path string) []byte {
-	const last = 8 << 10
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return []byte(err.Error())
-	}
-	return b[max(0, len(b)-last):]
+	n.Daemon = daemontest.Start(n.t, patience, n.id, n.dir, n.stateDir(), args...)
 }
 
 // await polls until ok, and fails the test when that takes longer than patience.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not %s after %v", what, patience)
-		}
-	}
+	daemontest.Await(t, patience, what, ok)
 }
 
 func (n *node) signal(sig syscall.Signal) {
 	n.t.Helper()
-	require.NoError(n.t, n.cmd.Process.Signal(sig))
+	require.NoError(n.t, n.Cmd.Process.Signal(sig))
 }
 
 func (n *node) kill() {
-	_ = n.cmd.Process.Signal(syscall.SIGKILL)
-	<-n.exited
+	_ = n.Cmd.Process.Signal(syscall.SIGKILL)
+	<-n.Exited
 }
 
 // reload takes up other peers.
@@ -351,24 +260,7 @@ func (n *node) metric(name string, parts ...string) (sum float64) {
 	n.t.Helper()
 	body, err := n.get("/metrics")
 	require.NoError(n.t, err)
-	found := false
-line:
-	for line := range strings.Lines(string(body)) {
-		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
-			continue
-		}
-		for _, p := range parts {
-			if !strings.Contains(line, p) {
-				continue line
-			}
-		}
-		fields := strings.Fields(line)
-		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-		require.NoError(n.t, err)
-		sum, found = sum+v, true
-	}
-	require.True(n.t, found, "no metric %s with %v", name, parts)
-	return sum
+	return daemontest.Metric(n.t, body, name, parts...)
 }
 
 // A hold is what a daemon holds beside its work. Of a session, gRPC runs two or three
@@ -385,7 +277,7 @@ func (n *node) holds() hold {
 
 // dialed is with how many of its peers the node has a session that it dialed itself.
 func (n *node) dialed() (count int) {
-	b, err := os.ReadFile(n.logFile)
+	b, err := os.ReadFile(n.LogFile)
 	require.NoError(n.t, err)
 	last := map[string]bool{}
 	for line := range strings.Lines(string(b)) {
