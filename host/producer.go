@@ -232,7 +232,7 @@ func (p *producer) take(s engine.Step) ([]work, error) {
 	if p.broken != nil {
 		return nil, status.Errorf(codes.Internal, "request %q: %v; finish it with abort", p.name, p.broken)
 	}
-	p.seq.hashes = append(p.seq.hashes, s.MoreHashes...)
+	p.seq.more(s.MoreHashes)
 	for _, run := range s.Blocks {
 		g := p.node.group(run.Group)
 		if p.tables[g] == nil {
