@@ -46,14 +46,14 @@ type actor struct {
 	part      func(session.PartCame) // of the Ask in work
 	onIdle    []func()
 	ended     bool
-	failures  int // attempts that failed since the last session
-	absences  int // those of them that found nobody, after the peer's goodbye
+	failures  map[string]bool // why attempts failed since the last session, as far as the log has it
+	absent    bool            // the log has that nobody was there after the peer's goodbye
 }
 
 func newActor(p *Peers, addr PeerAddr, configured bool, core *session.Core) *actor {
 	a := &actor{p: p, id: addr.ID, addr: addr.Control, configured: configured, core: core, ring: make(chan struct{}, 1), done: make(chan struct{}),
 		lookups: map[session.JobID]func(session.LookupDone){}, demands: map[session.JobID]func(session.DemandDone){},
-		words: map[session.JobID]func(session.Word){}}
+		words: map[session.JobID]func(session.Word){}, failures: map[string]bool{}}
 	s := core.Status(p.now())
 	a.status.Store(&s)
 	a.wake()
@@ -179,7 +179,8 @@ func (a *actor) effect(e session.Effect) {
 		a.logChange(e)
 		host.PeerState(a.id, e)
 	case session.Up:
-		a.failures, a.absences = 0, 0
+		clear(a.failures)
+		a.absent = false
 		if a.conn != nil {
 			a.conn.up = true
 			r := a.conn.remote()
@@ -287,18 +288,24 @@ func (a *actor) shyInfo(fault, msg string, args ...any) {
 	a.p.shy.Log.Log(slog.LevelInfo, a.cause("goodbye"), a.id+fault, msg, args...)
 }
 
-// logFailure logs the first failed attempt after a session; the rest say the same. absent:
+// reasonsMax bounds the reasons for which attempts to have one session fail, and that have a
+// line each: a port that is closed, then one that is not served yet, then a refusal.
+const reasonsMax = 8
+
+// logFailure logs why an attempt failed, once for each reason until there is a session. absent:
 // nobody was there, which is no fault after a goodbye.
 func (a *actor) logFailure(reason string, absent bool) {
 	if absent && a.core.Left() {
-		if a.absences++; a.absences == 1 {
+		if !a.absent {
+			a.absent = true
 			a.shyInfo(reason, "the peer has closed, and is not there yet", "peer", a.id, "reason", reason)
 		}
 		return
 	}
-	if a.failures++; a.failures > 1 {
+	if a.failures[reason] || len(a.failures) == reasonsMax {
 		return
 	}
+	a.failures[reason] = true
 	if a.addr == "" { // it dials, and may dial again
 		a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+reason, "no session with peer", "peer", a.id, "reason", reason)
 		return
