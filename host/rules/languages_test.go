@@ -98,7 +98,7 @@ func TestLanguagesAreRefusedAlike(t *testing.T) {
 		build(t, dir, lang, m)
 		d, err := deploy.Parse(filepath.Join(dir, "d.yaml"), fmt.Appendf(nil, text, 130, "./rule.wasm#my-window", "request-level"))
 		require.NoError(t, err)
-		r, err := rules.Register(ctx, d, rules.Options{})
+		r, err := rules.Register(ctx, d, rules.Options{StateDir: state(t)})
 		if err == nil {
 			require.NoError(t, r.Close(ctx))
 		}

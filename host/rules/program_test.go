@@ -37,12 +37,29 @@ var rogue = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
+// compiled keeps what tests compile, for all of them: the shipped rules take each a second.
+var compiled string
+
 func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "tierd-rules-test-")
+	if err != nil {
+		panic(err)
+	}
+	compiled = dir
 	code := m.Run()
+	os.RemoveAll(dir)
 	if path, err := rogue(); err == nil {
 		os.RemoveAll(filepath.Dir(path))
 	}
 	os.Exit(code)
+}
+
+// state returns a new state directory, without a verdict, with what was compiled before.
+func state(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink(compiled, rules.CompiledDir(dir)))
+	return dir
 }
 
 // program returns a directory with the program and its mode.
@@ -77,11 +94,11 @@ func native(_ context.Context, _, ref string) (registry.Opened, error) {
 // rule in this one, and its verdict names the file.
 func TestProgramIsJudged(t *testing.T) {
 	dir, ctx := program(t, "honest"), context.Background()
-	e, err := registry.Register(ctx, deployment(t, dir, 300, "window", "request-level"), native, registry.Options{Check: check.Options{Seed: rules.DefaultSeed}})
+	e, err := registry.Register(ctx, deployment(t, dir, 140, "window", "request-level"), native, registry.Options{Check: check.Options{Seed: rules.DefaultSeed}})
 	require.NoError(t, err)
-	state := filepath.Join(dir, "state")
+	kept := state(t)
 	for _, reused := range []bool{false, true} {
-		r, err := rules.Register(ctx, deployment(t, dir, 300, "exec:./rogue#window", "exec:./rogue#request-level"), rules.Options{StateDir: state})
+		r, err := rules.Register(ctx, deployment(t, dir, 140, "exec:./rogue#window", "exec:./rogue#request-level"), rules.Options{StateDir: kept})
 		require.NoError(t, err)
 		require.Equal(t, e.Verdict.Relations, r.Verdict.Relations)
 		require.Equal(t, reused, r.Verdict.Reused)
@@ -103,7 +120,7 @@ func TestAdversariesAsPrograms(t *testing.T) {
 			continue
 		}
 		t.Run(a.Name, func(t *testing.T) {
-			_, err := rules.Register(ctx, deployment(t, dir, 200, "exec:./rogue#"+a.Name+"-window", "request-level"), rules.Options{})
+			_, err := rules.Register(ctx, deployment(t, dir, 200, "exec:./rogue#"+a.Name+"-window", "request-level"), rules.Options{StateDir: state(t)})
 			var refusal, want *registry.Refusal
 			require.ErrorAs(t, err, &refusal)
 			require.Equal(t, a.Relation, refusal.Verdict.Counterexample.Relation, refusal.Error())
@@ -129,7 +146,7 @@ func TestProgramsThatFailTheirCheck(t *testing.T) {
 	} {
 		t.Run(mode, func(t *testing.T) {
 			dir := program(t, mode)
-			_, err := rules.Register(context.Background(), deployment(t, dir, 200, "exec:./rogue#window", "request-level"), rules.Options{})
+			_, err := rules.Register(context.Background(), deployment(t, dir, 200, "exec:./rogue#window", "request-level"), rules.Options{StateDir: state(t)})
 			require.ErrorContains(t, err, want)
 			var refusal *registry.Refusal
 			require.Equal(t, mode != "call is stopped", errors.As(err, &refusal), err)
