@@ -64,6 +64,7 @@ var ciCases = []struct {
 
 // TestActionChecks runs the step that checks.
 func TestActionChecks(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	require.NoError(t, program())
 	for _, c := range ciCases {
 		j := newJob(t)
@@ -75,6 +76,7 @@ func TestActionChecks(t *testing.T) {
 
 // TestGitLabChecks runs the job's script in the shells that a runner may have.
 func TestGitLabChecks(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	require.NoError(t, program())
 	for i, c := range ciCases {
 		j := newJob(t)

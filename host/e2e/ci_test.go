@@ -135,6 +135,7 @@ func (j *job) step(name string, inputs map[string]string) (status int, out strin
 // TestActionBuilds: the step that builds leaves a tierd for the steps after it, from the
 // action's own checkout and from another.
 func TestActionBuilds(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	for _, inputs := range []map[string]string{nil, {"source": repo()}} {
 		j := newJob(t)
 		status, out := j.step("build tierd", inputs)
@@ -182,6 +183,7 @@ func (j *job) gitlab(shell string, variables map[string]string, script func(g *g
 
 // TestGitLabBuilds: the job builds tierd from a checkout.
 func TestGitLabBuilds(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	j := newJob(t)
 	status, out := j.gitlab("sh", map[string]string{"TIERD_SOURCE": repo()}, func(g *gitlabJob) []string {
 		return append(g.BeforeScript, "command -v tierd", "tierd version")
@@ -193,6 +195,7 @@ func TestGitLabBuilds(t *testing.T) {
 // TestPreCommitHook runs the hook's entry as pre-commit does: split into words by the rules
 // of a shell, and followed by the names of files.
 func TestPreCommitHook(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	require.NoError(t, program())
 	var hooks []struct {
 		ID, Entry, Files, Language string

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -199,6 +200,7 @@ func TestOtherDeploymentIsRefused(t *testing.T) {
 // The two deployments that the demo shows being refused, by relation, group and the
 // first missing chunk.
 func TestRefusedDeployments(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}
@@ -234,6 +236,7 @@ func TestRefusedDeployments(t *testing.T) {
 
 // The counterexample in the README is what the command prints.
 func TestReadmeShowsTheCounterexample(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}
@@ -258,6 +261,7 @@ func TestReadmeShowsTheCounterexample(t *testing.T) {
 
 // The deployment beside the example of a rule is whole: with the rule built, it is accepted.
 func TestExampleRuleIsAccepted(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}
@@ -343,10 +347,13 @@ func firstNumber(v any) float64 {
 	return -1
 }
 
-// buildShortTail builds the demo's rule file where make has not done it.
+// buildShortTail builds the demo's rule file, once: tests that read it run side by side.
 func buildShortTail(t *testing.T) {
-	buildRule(t, "short-tail", demo("refused/short-tail.wasm"))
+	shortTail.Do(func() { buildRule(t, "short-tail", demo("refused/short-tail.wasm")) })
+	require.FileExists(t, demo("refused/short-tail.wasm"))
 }
+
+var shortTail sync.Once
 
 // buildRule builds one of the examples as WebAssembly.
 func buildRule(t *testing.T, example, to string) {
@@ -359,6 +366,7 @@ func buildRule(t *testing.T, example, to string) {
 
 // What cannot be decided is no verdict: status 2 and one message.
 func TestUndecided(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}

@@ -12,12 +12,14 @@ import (
 // What "tierd new rule" writes builds, tries itself and is accepted, by the commands of its
 // own Makefile.
 func TestNewRule(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}
 	require.NoError(t, program())
 	for _, lang := range []string{"go", "c", "rust", "as"} {
 		t.Run(lang, func(t *testing.T) {
+			t.Parallel()
 			if _, err := os.Stat(filepath.Join(repo(), ".build/guests", "window-"+lang+".wasm")); err != nil {
 				if os.Getenv("TIERD_GUESTS") == "required" {
 					t.Fatalf("%v: run make guests", err)

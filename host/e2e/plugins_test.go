@@ -56,6 +56,7 @@ func tried(t *testing.T, out string) (verdict string, rules map[string]triedRule
 // The shipped rules, from a file, are accepted without a deployment, but for the policy
 // that is wrong for a producer.
 func TestCheckOfThePluginThatShips(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}
@@ -79,6 +80,7 @@ func TestCheckOfThePluginThatShips(t *testing.T) {
 
 // Every wrong rule is refused without a deployment, as a module, by a law or a relation.
 func TestCheckOfWrongPlugins(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}
@@ -108,6 +110,7 @@ func TestCheckOfWrongPlugins(t *testing.T) {
 
 // What a refusal says to save and check is refused with the same counterexample.
 func TestRefusedPluginCanBeReproduced(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}
@@ -129,6 +132,7 @@ func TestRefusedPluginCanBeReproduced(t *testing.T) {
 
 // What the README shows of a check without a deployment and of eval is what they print.
 func TestReadmeShowsTheCommandsForAuthors(t *testing.T) {
+	t.Parallel() // a command, which no deadline binds
 	if testing.Short() {
 		t.Skip("runs the real program")
 	}
