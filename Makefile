@@ -64,7 +64,15 @@ guests: need-go need-clang need-rust $(ASC) ## build the rules of the examples, 
 .PHONY: test
 test: export TIERD_GUESTS := required
 test: export TIERD_CHROMIUM := required
-test: need-go need-gcc need-chromium fmt-check vet staticcheck wasm guests test-go test-modules test-e2e test-pytorch ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
+test: need-go need-gcc need-clang need-rust need-npm need-chromium fmt-check vet ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
+	@$(MAKE) --no-print-directory pytorch & \
+		$(MAKE) --no-print-directory staticcheck wasm guests test-go test-modules test-judges; status=$$?; \
+		wait; [ $$status -eq 0 ] || exit $$status; \
+		$(MAKE) --no-print-directory test-e2e test-pytorch
+
+# What allocates much and keeps little: with its garbage collected less often it takes up to a
+# quarter less time. Not so what starts daemons, which are to run as they do elsewhere.
+vet staticcheck test-judges: export GOGC := 400
 
 # Packages that the race detector does not see whole. The processes that e2e and faults start
 # do not have it. The rest judges rules: pure functions, spread over workers in one place, that take
@@ -82,14 +90,17 @@ test-go: need-gcc wasm
 	go test -race -timeout 20m -run '$(RACED)' ./registry/check ./registry/stock ./host/rules ./host/tryout ./host/cmd/tierd
 
 # Then, without the race detector, all of what judges, with its whole domains (the tests
-# that have a smaller one under the detector say so), and the real processes. Those run
-# alone, because they measure themselves against deadlines of less than a second, which
-# other tests on the same two cores would eat. -count=1, because they build the program
-# themselves: Go would give an old result when only the program has changed.
-.PHONY: test-e2e
-test-e2e: wasm
+# that have a smaller one under the detector say so).
+.PHONY: test-judges
+test-judges: wasm
 	go test -timeout 20m ./plugins/wasm -run Twins
 	go test -timeout 20m $(JUDGES)
+
+# The real processes run alone, because they measure themselves against deadlines of less
+# than a second, which other tests on the same two cores would eat. -count=1, because they
+# build the program themselves: Go would give an old result when only the program has changed.
+.PHONY: test-e2e
+test-e2e: wasm
 	go test -count=1 -timeout 20m ./host/e2e
 	go test -count=1 -timeout 20m ./host/faults
 	go test -count=1 -timeout 20m ./host/e2e/page
@@ -100,6 +111,12 @@ test-modules:
 		echo "cd $$m && go vet . && go test ./..."; \
 		(cd $$m && go vet ./... && go test ./...); \
 	done
+
+# Fetching PyTorch and unpacking it takes a minute: `make test` has it done beside the tests
+# that no clock measures. What is wrong with it test-pytorch says again.
+.PHONY: pytorch
+pytorch:
+	@[ "$(PYTORCH)" = no ] || sh examples/pytorch-pd/run.sh --install || [ $$? -eq 75 ]
 
 # PYTORCH=no leaves it out; PYTHON=/path/to/python takes a Python that has torch. Status 75
 # says that PyTorch cannot be had here.

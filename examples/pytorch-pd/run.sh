@@ -5,6 +5,9 @@
 # PYTHON=/path/to/python takes that one instead, which must have torch, grpcio, protobuf
 # and PyYAML, and may have transformers.
 #
+# With --install alone it makes the environment and runs nothing. One waits for another
+# that makes it.
+#
 # It ends with status 75 where the environment cannot be had, and says why.
 set -eu
 
@@ -20,12 +23,14 @@ unavailable() {
 }
 
 make_venv() {
+	mkdir -p "$root/.build"
+	exec 9>"$root/.build/pytorch.lock"
+	command -v flock >/dev/null && flock 9
 	stamp=$venv/installed
 	cmp -s "$here/requirements.txt" "$stamp" 2>/dev/null && return
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
 		unavailable "it needs python3 3.11 or later, or PYTHON=/path/to/python with torch"
 	[ "$(uname -s)" = Linux ] || unavailable "tierd serve runs on Linux"
-	mkdir -p "$root/.build"
 	free_mb=$(df -Pm "$root/.build" | awk 'NR == 2 { print $4 }')
 	[ "$free_mb" -ge "$space_mb" ] || unavailable "$root/.build has $free_mb MB free, and PyTorch needs $space_mb"
 	rm -rf "$venv"
@@ -46,8 +51,10 @@ make_venv() {
 
 if [ -z "${PYTHON:-}" ]; then
 	make_venv
+	exec 9>&-
 	PYTHON=$venv/bin/python
 fi
 "$PYTHON" -c 'import torch, grpc, google.protobuf, yaml' 2>/dev/null ||
 	unavailable "$PYTHON cannot import torch, grpc, google.protobuf and yaml: $("$PYTHON" -c 'import torch, grpc, google.protobuf, yaml' 2>&1 | tail -n 1)"
+[ "$*" = --install ] && exit 0
 exec "$PYTHON" "$here/pair.py" "$@"
