@@ -75,25 +75,26 @@ test: need-go need-gcc need-clang need-rust need-npm need-chromium fmt-check vet
 vet staticcheck test-judges: export GOGC := 400
 
 # Packages that the race detector does not see whole. The processes that e2e and faults start
-# do not have it. The rest judges rules: pure functions, spread over workers in one place, that take
-# three to ten times as long under it; $(RACED) are their tests of what runs at the same time.
+# do not have it. The rest judges, reads or writes rules: pure functions, spread over workers in one
+# place, that take three to ten times as long under it; $(RACED) are their tests of what runs at the
+# same time.
 PROCESSES := ./host/e2e ./host/e2e/page ./host/faults
-JUDGES := ./registry/check ./registry/check/attention ./registry/stock ./registry/evidence \
-	./host/rules ./host/tryout ./host/sim ./host/cmd/tierd ./plugins/zoo
-RACED := Workers|Budget|Cancel|Context|Period|Drawings|WrongKinds|Serve|Status
+JUDGES := ./registry/check ./registry/check/attention ./registry/stock ./registry/evidence ./registry \
+	./abi/abitest ./host/rules ./host/tryout ./host/sim ./host/inspect ./host/scaffold ./host/cmd/tierd ./plugins/zoo
+RACED := Workers|Budget|Cancel|Context|Concurrency|Period|Drawings|WrongKinds|Serve|Status
 
 .PHONY: test-go
 test-go: need-gcc wasm
 	@set -e; all=$$(go list ./...); apart=$$(go list $(PROCESSES) $(JUDGES)); \
 		raced=$$(echo "$$all" | grep -v -x -F "$$apart"); \
 		echo go test -race -timeout 20m $$raced; go test -race -timeout 20m $$raced
-	go test -race -timeout 20m -run '$(RACED)' ./registry/check ./registry/stock ./host/rules ./host/tryout ./host/cmd/tierd
+	go test -race -timeout 20m -run '$(RACED)' ./registry ./registry/check ./registry/stock ./host/rules ./host/tryout ./host/cmd/tierd
 
 # Then, without the race detector, all of what judges, with its whole domains (the tests
 # that have a smaller one under the detector say so).
 .PHONY: test-judges
 test-judges: wasm
-	go test -timeout 20m ./plugins/wasm -run Twins
+	go test -timeout 20m ./plugins/wasm ./plugins/proc -run 'Twins|Laws'
 	go test -timeout 20m $(JUDGES)
 
 # The real processes run alone, because they measure themselves against deadlines of less

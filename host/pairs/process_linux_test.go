@@ -95,7 +95,7 @@ func TestApartEnds(t *testing.T) {
 	long := changed(t, dir, "max_tokens: 100", "max_tokens: 100001")
 	nothing := func(int, int) {}
 
-	v, err := judgeApart(t.Context(), apart(), taskOf(there, long, 1500*time.Millisecond), nothing)
+	v, err := judgeApart(t.Context(), apart(), taskOf(there, long, 5*time.Second), nothing) // to open the rules takes a second of it
 	require.NoError(t, err)
 	require.Equal(t, registry.Undecided, v.Verdict)
 	require.Equal(t, check.ErrBudget.Error(), v.Undecided)

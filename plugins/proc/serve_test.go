@@ -129,7 +129,11 @@ func TestAnswersAreNative(t *testing.T) {
 
 // TestLaws: the conformance test of package abi holds through the process.
 func TestLaws(t *testing.T) {
-	for _, s := range newRogue(t, "").load().Specs() {
+	all := newRogue(t, "").load().Specs()
+	if raceEnabled { // the goroutines are the same; make test asks all without the detector
+		all = all[:1]
+	}
+	for _, s := range all {
 		abitest.Run(t, s)
 	}
 }
