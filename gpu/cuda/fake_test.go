@@ -43,7 +43,7 @@ type fakeDriver struct {
 	wrong   []string
 }
 
-// a fakeStream runs its commands one behind the other.
+// A fakeStream runs its commands one behind the other.
 type fakeStream struct {
 	queue   chan func()
 	pending sync.WaitGroup
@@ -227,6 +227,32 @@ func (f *fakeDriver) queue(stream uintptr, run func()) uintptr {
 	return 0
 }
 
+func (f *fakeDriver) set(at, value, bytes, stream uintptr) uintptr {
+	mem := f.device(uint64(at), int(bytes))
+	return f.do(stream, func() {
+		for i := range mem {
+			mem[i] = byte(value)
+		}
+	})
+}
+
+func (f *fakeDriver) register(at, bytes uintptr) uintptr {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pieces[uint64(at)] = int(bytes)
+	return 0
+}
+
+func (f *fakeDriver) unregister(at uintptr) uintptr {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.busy.Load() != 0 {
+		f.wrong = append(f.wrong, "host memory is unregistered while bytes move")
+	}
+	delete(f.pieces, uint64(at))
+	return 0
+}
+
 func (f *fakeDriver) move(to, from []byte, stream uintptr) uintptr {
 	if to == nil || from == nil {
 		return 1
@@ -401,29 +427,9 @@ func makeFakeTable() (fn [symbols]uintptr) {
 	on(cuMemGetInfo, func(_ *fakeDriver, free, total, _, _ word) word {
 		return store(free, word(1)<<30) + store(total, word(1)<<31)
 	})
-	on(cuMemsetD8Async, func(f *fakeDriver, at, value, bytes, stream word) word {
-		mem := f.device(uint64(at), int(bytes))
-		return f.do(stream, func() {
-			for i := range mem {
-				mem[i] = byte(value)
-			}
-		})
-	})
-	on(cuMemHostRegister, func(f *fakeDriver, at, bytes, _, _ word) word {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.pieces[uint64(at)] = int(bytes)
-		return 0
-	})
-	on(cuMemHostUnregister, func(f *fakeDriver, at, _, _, _ word) word {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.busy.Load() != 0 {
-			f.wrong = append(f.wrong, "host memory is unregistered while bytes move")
-		}
-		delete(f.pieces, uint64(at))
-		return 0
-	})
+	on(cuMemsetD8Async, func(f *fakeDriver, at, value, bytes, stream word) word { return f.set(at, value, bytes, stream) })
+	on(cuMemHostRegister, func(f *fakeDriver, at, bytes, _, _ word) word { return f.register(at, bytes) })
+	on(cuMemHostUnregister, func(f *fakeDriver, at, _, _, _ word) word { return f.unregister(at) })
 	on(cuMemcpyDtoHAsync, func(f *fakeDriver, to, from, bytes, stream word) word {
 		return f.move(f.host(to, int(bytes)), f.device(uint64(from), int(bytes)), stream)
 	})
