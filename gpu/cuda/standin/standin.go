@@ -236,9 +236,17 @@ func (e *Engine) Delay(d time.Duration) error {
 	return e.launch("delay", e.delay, 1, 1, uint64(d))
 }
 
-// Trap runs a kernel that faults. That is the end of this GPU for the whole process, with all
-// who share its primary context.
-func (e *Engine) Trap() error { return e.launch("trap", e.trap, 1, 1) }
+// Trap runs a kernel that faults, and returns when it has. That is the end of this GPU for
+// the whole process, with all who share its primary context.
+func (e *Engine) Trap() error {
+	if err := e.launch("trap", e.trap, 1, 1); err != nil {
+		return err
+	}
+	if e.in(func() error { return e.call("sync", e.fn.streamSync, e.stream) }) == nil {
+		return errors.New("trap: the kernel has ended without a fault")
+	}
+	return nil
+}
 
 func (e *Engine) launch(what string, kernel uintptr, blocks, threads uint64, params ...uint64) error {
 	at := make([]unsafe.Pointer, len(params)+1) // one more: a kernel may have none
