@@ -31,7 +31,8 @@
 //   - A call that returns an error that wraps ErrFragments has touched nothing.
 //   - When a call returns, for whatever reason, the device no longer reads or writes
 //     the slice or the region on its behalf. A call that was cancelled may have moved
-//     some of the bytes.
+//     some of the bytes. The last DMAs of a device that is lost may still run, which
+//     nobody can wait for; the checksums of what a slot holds next find what they change.
 //   - Close of a region waits for the calls that use it; later ones get ErrClosed.
 //   - Calls may run at the same time. Two that touch the same bytes, one of them a
 //     Scatter, are the caller's to keep apart.
