@@ -121,6 +121,24 @@ func TestLostPeersAreNot(t *testing.T) {
 	require.Eventually(t, warned("layouts differ"), 30*time.Second, time.Millisecond, "another reason than before")
 }
 
+// TestSilentAfterItsGoodbye: a peer that has said goodbye, and whose port takes connections again
+// that nobody answers, is a reason to warn.
+func TestSilentAfterItsGoodbye(t *testing.T) {
+	port := freePort(t)
+	first := startNode(t, "producer", func(c *config.Config) { c.PeerListen = port })
+	log := &logTo{}
+	consumer := startLogged(t, "consumer", unjudged, log, withPeer("producer", port), func(c *config.Config) { c.Deadlines.ConnectMS = 300 })
+	ready(t, consumer, "producer")
+	first.Close(context.Background())
+	require.Empty(t, warnings(log.String()))
+	l, err := net.Listen("tcp", port) // nothing is taken from its queue
+	require.NoError(t, err)
+	defer l.Close()
+	require.Eventually(t, func() bool {
+		return strings.Contains(strings.Join(warnings(log.String()), ""), "no session with peer, retrying")
+	}, 30*time.Second, time.Millisecond)
+}
+
 // TestGivenUpBeforeItsHello: a stream that its dialer gives up before its hello is no reason to
 // warn, and one that says no hello in time is.
 func TestGivenUpBeforeItsHello(t *testing.T) {

@@ -2,10 +2,10 @@ package wire
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,9 +36,10 @@ type actor struct {
 	over bool // nothing is taken any more
 	ring chan struct{}
 
-	conn      *conn              // the current connection
-	undial    context.CancelFunc // the attempt in work
-	attempt   int                // tells attempts apart
+	conn      *conn                     // the current connection
+	undial    context.CancelFunc        // the attempt in work
+	attempt   int                       // tells attempts apart
+	reached   *atomic.Pointer[net.Addr] // what the attempt before or in work has met
 	heardSeen int64
 	lookups   map[session.JobID]func(session.LookupDone)
 	demands   map[session.JobID]func(session.DemandDone)
@@ -47,7 +48,7 @@ type actor struct {
 	onIdle    []func()
 	ended     bool
 	failures  map[string]bool // why attempts failed since the last session, as far as the log has it
-	absent    bool            // the log has that nobody was there after the peer's goodbye
+	awaited   bool            // the log has that nobody was there after the peer's goodbye
 }
 
 func newActor(p *Peers, addr PeerAddr, configured bool, core *session.Core) *actor {
@@ -180,7 +181,7 @@ func (a *actor) effect(e session.Effect) {
 		host.PeerState(a.id, e)
 	case session.Up:
 		clear(a.failures)
-		a.absent = false
+		a.awaited = false
 		if a.conn != nil {
 			a.conn.up = true
 			r := a.conn.remote()
@@ -273,7 +274,7 @@ func (a *actor) closed(e session.Close) {
 	case e.Protocol:
 		a.p.shy.warn("protocol "+a.id, "peer session closed", "peer", a.id, "reason", e.Reason)
 	default:
-		a.logFailure(e.Reason, true)
+		a.logFailure(e.Reason)
 	}
 	a.stopDial()
 	if c := a.conn; c != nil {
@@ -292,26 +293,35 @@ func (a *actor) shyInfo(fault, msg string, args ...any) {
 // line each: a port that is closed, then one that is not served yet, then a refusal.
 const reasonsMax = 8
 
-// logFailure logs why an attempt failed, once for each reason until there is a session. absent:
-// nobody was there, which is no fault after a goodbye.
-func (a *actor) logFailure(reason string, absent bool) {
-	if absent && a.core.Left() {
-		if !a.absent {
-			a.absent = true
+// localPort is this end of a connection, which has another port at each attempt.
+var localPort = regexp.MustCompile(`:\d+->`)
+
+// absent says that the attempt has found nobody, at the level of TCP.
+func (a *actor) absent() bool {
+	return a.conn == nil && (a.reached == nil || a.reached.Load() == nil)
+}
+
+// logFailure logs why an attempt failed, once for each reason until there is a session. That
+// nobody was there is no fault after a goodbye.
+func (a *actor) logFailure(reason string) {
+	if a.absent() && a.core.Left() {
+		if !a.awaited {
+			a.awaited = true
 			a.shyInfo(reason, "the peer has closed, and is not there yet", "peer", a.id, "reason", reason)
 		}
 		return
 	}
-	if a.failures[reason] || len(a.failures) == reasonsMax {
+	fault := localPort.ReplaceAllString(reason, ":port->")
+	if a.failures[fault] || len(a.failures) == reasonsMax {
 		return
 	}
-	a.failures[reason] = true
+	a.failures[fault] = true
 	if a.addr == "" { // it dials, and may dial again
-		a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+reason, "no session with peer", "peer", a.id, "reason", reason)
+		a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+fault, "no session with peer", "peer", a.id, "reason", reason)
 		return
 	}
 	l := &a.p.cfg.Limits
-	a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+reason, "no session with peer, retrying", "peer", a.id, "address", a.addr,
+	a.p.shy.Log.Log(slog.LevelWarn, a.cause("no session"), a.id+fault, "no session with peer, retrying", "peer", a.id, "address", a.addr,
 		"reason", reason, "pause_from", l.RetryMin, "pause_to", l.RetryMax)
 }
 
@@ -328,16 +338,16 @@ func (a *actor) dial() {
 	a.stopDial()
 	n := a.attempt
 	ctx, cancel := context.WithCancel(context.Background())
-	a.undial = cancel
+	reached := new(atomic.Pointer[net.Addr])
+	a.undial, a.reached = cancel, reached
 	a.p.wg.Go(func() {
-		c, err := a.p.connect(ctx, a.id, a.addr)
+		c, err := a.p.connect(ctx, a.id, a.addr, reached)
 		if err != nil {
 			cancel()
 			_ = a.post(func(now time.Duration) {
 				if n == a.attempt {
 					a.undial = nil
-					var nobody *unreached
-					a.logFailure(err.Error(), errors.As(err, &nobody))
+					a.logFailure(err.Error())
 					a.core.Disconnected(now, err.Error())
 				}
 			}, false)

@@ -215,13 +215,9 @@ func (p *Peers) clientTLS(nodeID string) *tls.Config {
 	return cfg
 }
 
-// unreached is the error of an attempt to which nothing answered, at the level of TCP.
-type unreached struct{ error }
-
-func (u *unreached) Unwrap() error { return u.error }
-
-// connect opens a stream to a node at an address.
-func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error) {
+// connect opens a stream to a node at an address. It sets remote as soon as something there
+// takes a connection, which may be long before it ends.
+func (p *Peers) connect(ctx context.Context, nodeID, addr string, remote *atomic.Pointer[net.Addr]) (*conn, error) {
 	creds := insecure.NewCredentials()
 	if p.cfg.ClientTLS != nil {
 		creds = credentials.NewTLS(p.clientTLS(nodeID))
@@ -237,7 +233,6 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error)
 			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 		}
 	}
-	var remote atomic.Pointer[net.Addr]
 	opts = append(opts, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 		c, err := dial(ctx, addr)
 		if err == nil {
@@ -253,11 +248,7 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string) (*conn, error)
 	s, err := sessionpb.NewPeerClient(cc).Session(ctx)
 	if err != nil {
 		_ = cc.Close()
-		err = fmt.Errorf("dial %s: %w", addr, p.cfg.Explain(err))
-		if remote.Load() == nil {
-			err = &unreached{err}
-		}
-		return nil, err
+		return nil, fmt.Errorf("dial %s: %w", addr, p.cfg.Explain(err))
 	}
 	c := newConn(s, true, l.QueueMessages, l.ConnectHello)
 	c.close = func() { _ = cc.Close() }
