@@ -13,6 +13,7 @@ import (
 
 	"github.com/tierd/tierd/host/config"
 	"github.com/tierd/tierd/plugins"
+	"github.com/tierd/tierd/plugins/proc"
 	"github.com/tierd/tierd/registry/deploy"
 	"github.com/tierd/tierd/registry/deploy/strictyaml"
 )
@@ -22,7 +23,7 @@ import (
 // judges what is there by then, and may refuse it.
 func (n *Node) ReviewDeployment() {
 	file := n.cfg.Deployment
-	data, err := config.ReadAtMost(file, strictyaml.FileBytesMax)
+	data, err := readNoPipe(file, strictyaml.FileBytesMax)
 	switch {
 	case err != nil:
 		n.log.Warn("the deployment's file cannot be read any more, and the next start needs it", "file", file, "error", cause(err))
@@ -41,6 +42,18 @@ func (n *Node) ReviewDeployment() {
 	if len(changed) > 0 {
 		n.log.Warn("files of rules that changed are used only after a restart", "rules", strings.Join(changed, ", "))
 	}
+}
+
+// readNoPipe reads a file. Opening a pipe would wait, and with it whoever stops the node.
+func readNoPipe(path string, bytesMax int64) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
+	return config.ReadAtMost(path, bytesMax)
 }
 
 // tellChanges says which keys of the deployment have other values now.
@@ -63,6 +76,9 @@ func fileIsNot(path, digest string) string {
 	}
 	if err != nil || !info.Mode().IsRegular() { // opening a pipe would wait
 		return "it cannot be read"
+	}
+	if info.Size() > proc.ProgramBytesMax { // no rule is that large: it need not be read
+		return "it has changed"
 	}
 	f, err := os.Open(path)
 	if err != nil {

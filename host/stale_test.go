@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,11 +67,16 @@ func TestReviewDeployment(t *testing.T) {
 	require.Contains(t, review(), `msg="the deployment's file has changed, and the next start will refuse it" error="`+file)
 	require.NoError(t, os.Remove(file))
 	require.Contains(t, review(), `msg="the deployment's file cannot be read any more, and the next start needs it" file=`+file+` error="no such file or directory"`)
+	require.NoError(t, syscall.Mkfifo(file, 0o600)) // nobody writes to it
+	require.Contains(t, review(), `file=`+file+` error="it is not a regular file"`)
+	require.NoError(t, os.Remove(file))
 	write(file, withModule)
 	require.Empty(t, review())
 
 	const said = `msg="files of rules that changed are used only after a restart" rules="full: `
 	write(rule, string(module)+"\x00")
+	require.Contains(t, review(), said+rule+` (it has changed)"`)
+	require.NoError(t, os.Truncate(rule, 1<<40)) // which would be read for minutes
 	require.Contains(t, review(), said+rule+` (it has changed)"`)
 	require.NoError(t, os.Remove(rule))
 	require.Contains(t, review(), said+rule+` (it is gone)"`)
