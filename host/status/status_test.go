@@ -163,6 +163,33 @@ func long() *Status {
 	return s
 }
 
+// TestFold: lines are as long as they may be, no word is lost, and a long text takes no longer
+// than its length says: the square of it would be minutes here.
+func TestFold(t *testing.T) {
+	fold := func(text string) string {
+		d := &drawing{}
+		d.fold(plain, "- ", "  ", text)
+		return d.b.String()
+	}
+	x := strings.Repeat
+	for _, c := range [][2]string{
+		{"", "- \n"},
+		{"a b", "- a b\n"},
+		{x("y", 116) + " z", "- " + x("y", 116) + " z\n"},
+		{x("y", 117) + " z", "- " + x("y", 117) + "\n  z\n"},
+		{x("y", 118) + " z", "- " + x("y", 118) + "\n  z\n"},
+		{"a " + x("y", 300) + " z", "- a\n  " + x("y", 300) + "\n  z\n"},
+		{x("y", 300), "- " + x("y", 300) + "\n"},
+		{x("\u00e4", 118), "- " + x("\u00e4", 118) + "\n"},
+		{x("y", 115) + x(" ", 10), "- " + x("y", 115) + "\n"},
+		{"a" + x(" ", 200) + "b", "- a" + x(" ", 117) + "\n  b\n"},
+	} {
+		require.Equal(t, c[1], fold(c[0]))
+	}
+	long := x("word ", 1<<20)
+	require.Equal(t, strings.Fields(long), strings.Fields(fold(long))[1:])
+}
+
 // TestWidth: a line is longer than it should be only where a single word is.
 func TestWidth(t *testing.T) {
 	golden(t, "long.txt", Text(long(), false))

@@ -58,20 +58,29 @@ const columnsMax = 120
 // hang.
 func (d *drawing) fold(t tint, lead, hang, text string) {
 	most := columnsMax - max(len(lead), len(hang))
-	for width(text) > most {
-		cut := -1
-		for i := range text {
-			if text[i] == ' ' && i > 0 && (cut < 0 || width(text[:i]) <= most) {
-				cut = i
-			}
-		}
-		if cut < 0 {
-			break
-		}
+	text = strings.TrimRight(text, " ")
+	for cut := lineEnd(text, most); cut < len(text); cut = lineEnd(text, most) {
 		d.linef("%s%s", lead, d.paint(t, text[:cut]))
 		lead, text = hang, strings.TrimLeft(text[cut:], " ")
 	}
 	d.linef("%s%s", lead, d.paint(t, text))
+}
+
+// lineEnd returns how many bytes of a text go on a line of most columns: up to its last blank
+// that fits, or else its first one. It looks no further than the line is long, for a reason
+// may be long, too.
+func lineEnd(text string, most int) int {
+	var m meter
+	cut := -1
+	for i, r := range text {
+		if r == ' ' && i > 0 && (cut < 0 || m.columns <= most) {
+			cut = i
+		}
+		if m.add(r); m.columns > most && cut >= 0 {
+			return cut
+		}
+	}
+	return len(text)
 }
 
 // entry draws what the head says of one thing.
@@ -81,19 +90,29 @@ func (d *drawing) entry(t tint, name, format string, args ...any) {
 }
 
 // width is how many columns a text takes, SGR codes apart.
-func width(s string) (n int) {
-	code := false
+func width(s string) int {
+	var m meter
 	for _, r := range s {
-		switch {
-		case r == '\x1b':
-			code = true
-		case code:
-			code = r != 'm'
-		default:
-			n++
-		}
+		m.add(r)
 	}
-	return n
+	return m.columns
+}
+
+// A meter counts the columns of a text, rune by rune.
+type meter struct {
+	columns int
+	code    bool // in an SGR code
+}
+
+func (m *meter) add(r rune) {
+	switch {
+	case r == '\x1b':
+		m.code = true
+	case m.code:
+		m.code = r != 'm'
+	default:
+		m.columns++
+	}
 }
 
 func (d *drawing) head(s *Status) {
