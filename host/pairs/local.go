@@ -17,19 +17,26 @@ import (
 
 // A localDir is the operator's directory of rules of other versions; nil is none. Files are
 // found by the digest of what they hold, whatever their names. A file is hashed once for as
-// long as its size and its time stay: a directory may hold 64 GiB, and each unknown rule
+// long as it is the same one, and its size and times stay: a directory may hold 64 GiB, and each unknown rule
 // of a peer is looked for in it. What is found is hashed again by whoever opens it.
 type localDir struct {
 	dir   string
 	turn  chan struct{}       // one entry for the search in work; the others go on with its hashes
 	known map[string]fileHash // by name; whoever has the turn
+	young time.Duration       // settledAfter
 }
 
-// A fileHash is what a file of that size and time held.
+// A fileHash is what a file held. Neither its size nor the time that it shows tells two apart
+// alone: packages and archives give all of their files one time, and a link leads elsewhere
+// from one moment to the next.
 type fileHash struct {
-	size    int64
-	changed time.Time
-	id      digest
+	file fs.FileInfo
+	id   digest
+}
+
+func (h *fileHash) isOf(info fs.FileInfo) bool {
+	return os.SameFile(h.file, info) && h.file.Size() == info.Size() && h.file.ModTime().Equal(info.ModTime()) &&
+		changedAt(h.file).Equal(changedAt(info))
 }
 
 // settledAfter is the age from which on a file's time tells whether it has changed: a change
@@ -40,7 +47,7 @@ func newLocalDir(dir string) *localDir {
 	if dir == "" {
 		return nil
 	}
-	return &localDir{dir: dir, turn: make(chan struct{}, 1), known: map[string]fileHash{}}
+	return &localDir{dir: dir, turn: make(chan struct{}, 1), known: map[string]fileHash{}, young: settledAfter}
 }
 
 func (d *localDir) String() string {
@@ -93,14 +100,13 @@ func (d *localDir) digestOf(ctx context.Context, name string) (id digest, err er
 	if !info.Mode().IsRegular() || info.Size() > localFileBytesMax { // opening a pipe would wait
 		return id, fs.ErrInvalid
 	}
-	size, changed := info.Size(), info.ModTime()
-	if k, ok := d.known[name]; ok && k.size == size && k.changed.Equal(changed) {
+	if k, ok := d.known[name]; ok && k.isOf(info) {
 		return k.id, nil
 	}
-	settled := time.Since(changed) >= settledAfter // before it is read
+	settled := time.Since(changedAt(info)) >= d.young // before it is read
 	id, err = hashFile(ctx, path)
 	if err == nil && settled {
-		d.known[name] = fileHash{size, changed, id}
+		d.known[name] = fileHash{info, id}
 	}
 	return id, err
 }

@@ -15,41 +15,63 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLocalDir: a file is found by what it holds, and hashed again when its size or time says
-// that it may hold something else, or is too young to say so.
+// TestLocalDir: a file is found by what it holds, and hashed again when it may hold something
+// else, though its size and the time that it shows are as before, or is too young to say so.
 func TestLocalDir(t *testing.T) {
 	d := newLocalDir(t.TempDir())
+	d.young = 0 // nobody can make a file old
 	id := func(text string) digest { return sha256.Sum256([]byte(text)) }
 	path := filepath.Join(d.dir, "x")
-	write := func(text string, at time.Time) {
+	old := time.Now().Add(-time.Hour)
+	put := func(path, text string) {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		require.NoError(t, os.Chtimes(path, at, at))
+		require.NoError(t, os.Chtimes(path, old, old))
+	}
+	// change waits for a tick of the file system's clock.
+	change := func(text string) {
+		before, err := os.Stat(path)
+		require.NoError(t, err)
+		for after := before; changedAt(after).Equal(changedAt(before)); {
+			put(path, text)
+			after, err = os.Stat(path)
+			require.NoError(t, err)
+		}
 	}
 	find := func(text string) string {
 		got, err := d.find(t.Context(), id(text))
 		require.NoError(t, err)
 		return got
 	}
-	old := time.Now().Add(-time.Hour)
-	write("one", old)
+	put(path, "one")
 	require.Equal(t, path, find("one"))
 	require.Empty(t, find("two"))
-	write("two", old)
-	require.Empty(t, find("two"), "it is not hashed again")
-	require.Equal(t, path, find("one"))
-	require.Nil(t, d.read(t.Context(), id("one")), "what is used has the digest")
-	write("two", old.Add(time.Nanosecond))
-	require.Equal(t, path, find("two"), "another time")
-	write("three", old.Add(time.Nanosecond))
-	require.Equal(t, path, find("three"), "another size")
-	young := time.Now().Add(time.Minute) // as if the file had been written just now, whenever that is
-	write("seven", young)
+	d.known["x"] = fileHash{d.known["x"].file, id("two")}
+	require.Equal(t, path, find("two"), "it is not hashed again")
+	require.Nil(t, d.read(t.Context(), id("two")), "what is used has the digest")
+	change("six")
+	require.Equal(t, path, find("six"), "written in its place, and its time set back")
+	require.Equal(t, []byte("six"), d.read(t.Context(), id("six")))
+
+	// Files of a package have one size and one time; a link leads to another one.
+	store := t.TempDir()
+	put(filepath.Join(store, "1"), "ten")
+	put(filepath.Join(store, "2"), "few")
+	link := filepath.Join(d.dir, "link")
+	require.NoError(t, os.Symlink(filepath.Join(store, "1"), link))
+	require.Equal(t, link, find("ten"))
+	require.NoError(t, os.Remove(link))
+	require.NoError(t, os.Symlink(filepath.Join(store, "2"), link))
+	require.Equal(t, link, find("few"))
+	require.Empty(t, find("ten"))
+	require.NoError(t, os.Remove(link))
+
+	d.young = time.Hour
+	change("seven")
 	require.Equal(t, path, find("seven"))
-	write("eight", young)
-	require.Equal(t, path, find("eight"), "it may have changed within a tick")
-	require.Equal(t, []byte("eight"), d.read(t.Context(), id("eight")))
+	require.NotContains(t, d.known, "link")
+	require.Equal(t, id("six"), d.known["x"].id, "it may change within a tick")
 	require.NoError(t, os.Remove(path))
-	require.Empty(t, find("eight"))
+	require.Empty(t, find("seven"))
 	require.Empty(t, d.known, "what is gone is forgotten")
 
 	none := newLocalDir("")
