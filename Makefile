@@ -68,7 +68,7 @@ test: need-go need-gcc need-clang need-rust need-npm need-chromium fmt-check vet
 	@$(MAKE) --no-print-directory pytorch & \
 		$(MAKE) --no-print-directory staticcheck wasm guests test-go test-modules test-judges; status=$$?; \
 		wait; [ $$status -eq 0 ] || exit $$status; \
-		$(MAKE) --no-print-directory test-e2e test-pytorch
+		$(MAKE) --no-print-directory test-e2e && $(MAKE) --no-print-directory test-pytorch
 
 # What allocates much and keeps little: with its garbage collected less often it takes up to a
 # quarter less time. Not so what starts daemons, which are to run as they do elsewhere.
