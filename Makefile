@@ -65,7 +65,7 @@ guests: need-go need-clang need-rust $(ASC) ## build the rules of the examples, 
 test: export TIERD_GUESTS := required
 test: export TIERD_CHROMIUM := required
 test: need-go need-gcc need-clang need-rust need-npm need-chromium fmt-check vet ## format, vet, staticcheck, race-enabled tests, fuzz seeds, wasm twins, real processes
-	@$(MAKE) --no-print-directory pytorch & \
+	@env --default-signal=INT $(MAKE) --no-print-directory pytorch & \
 		$(MAKE) --no-print-directory staticcheck wasm guests test-go test-modules test-judges; status=$$?; \
 		wait; [ $$status -eq 0 ] || exit $$status; \
 		$(MAKE) --no-print-directory test-e2e && $(MAKE) --no-print-directory test-pytorch
@@ -114,7 +114,8 @@ test-modules:
 	done
 
 # Fetching PyTorch and unpacking it takes a minute: `make test` has it done beside the tests
-# that no clock measures. What is wrong with it test-pytorch says again.
+# that no clock measures. What is wrong with it test-pytorch says again. A shell has what runs
+# beside it ignore Ctrl-C, with which the fetching is to end as well: hence env.
 .PHONY: pytorch
 pytorch:
 	@[ "$(PYTORCH)" = no ] || sh examples/pytorch-pd/run.sh --install || [ $$? -eq 75 ]
