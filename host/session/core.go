@@ -149,6 +149,7 @@ type Core struct {
 	localDraining bool
 
 	unfitFor  string        // why one side refused the other's hello last; "" once one was accepted
+	undialed  string        // why the last dial failed; "" once there was a connection
 	aliveAt   time.Duration // last byte; the start or the loss of the connection while there is none
 	attemptBy time.Duration // linkDialing, linkOpen: when the attempt is given up
 	retryAt   time.Duration // linkNone: when to dial
@@ -393,6 +394,9 @@ func (c *Core) suspectFor(reason string) {
 
 func (c *Core) dead() {
 	reason := fmt.Sprintf("no byte from %s on control or data for deadlines.dead_ms, %v", c.cfg.PeerID, c.cfg.Limits.Dead)
+	if c.undialed != "" { // says what to mend, where the silence says only that something is wrong
+		reason += "; no connection: " + c.undialed
+	}
 	if c.unfitFor != "" { // it is heard, and says the same each time
 		reason = c.unfitFor
 	}
@@ -455,6 +459,7 @@ func (c *Core) Connected(now time.Duration) {
 		c.attemptBy = c.now + c.cfg.Limits.ConnectHello
 	}
 	c.link = linkOpen
+	c.undialed = ""
 	c.soonest = 0
 	defer c.advance(c.now)
 	c.emit(Send{&sessionpb.Envelope{Message: &sessionpb.Envelope_Hello{Hello: c.cfg.Hello}}})
@@ -467,6 +472,7 @@ func (c *Core) Disconnected(now time.Duration, reason string) {
 	case linkNone:
 		return
 	case linkDialing:
+		c.undialed = reason
 		if c.state == Connecting {
 			c.suspectFor(fmt.Sprintf("no connection to %s: %s", c.cfg.PeerID, reason))
 		}
