@@ -219,6 +219,9 @@ func Open(ctx context.Context, o Options) (*Set, error) {
 	}
 	if g != nil {
 		s.GPU = &Device{Device: g, Kind: KindCUDA}
+		if g.Info().MPS {
+			s.why += "; under CUDA's MPS"
+		}
 		s.mon = startMonitor(g, o.Driver, o.Log)
 	}
 	o.Log.Info("device", "device", s.Name(), "uuid", s.uuid(), "reason", s.why)
@@ -307,7 +310,7 @@ func (s *Set) uuid() string {
 	return ""
 }
 
-// Why says in words why this device was chosen.
+// Why says in words why this device was chosen, and whether it is used under MPS.
 func (s *Set) Why() string { return s.why }
 
 // Node is the NUMA node of host memory next to the GPU, or -1.

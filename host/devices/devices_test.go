@@ -71,7 +71,7 @@ func (p *pin) Close() error { close(p.stopped); return nil }
 func gpus(t *testing.T, fakes *[]*fake, uuids ...string) Driver {
 	var all []cuda.Info
 	for i, u := range uuids {
-		all = append(all, cuda.Info{Ordinal: i, Name: "Fake", UUID: "GPU-" + u})
+		all = append(all, cuda.Info{Ordinal: i, Name: "Fake", UUID: "GPU-" + u, MPS: u == "mps"})
 	}
 	return Driver{
 		List: func() ([]cuda.Info, error) { return all, nil },
@@ -108,6 +108,9 @@ func TestChoice(t *testing.T) {
 		{"cuda:1", gpus(t, &fakes, "a", "b"), "cuda:1", "device is cuda:1", ""},
 		{"cuda:GPU-b", gpus(t, &fakes, "a", "b"), "cuda:1", "device is cuda:GPU-b", ""},
 		{"cuda:B", gpus(t, &fakes, "a", "b"), "cuda:1", "device is cuda:B", ""},
+		{"auto", gpus(t, &fakes, "mps", "a"), "cuda:0", "device is auto, and this is the first of 2 GPUs; under CUDA's MPS", ""},
+		{"cuda:0", gpus(t, &fakes, "mps"), "cuda:0", "device is cuda:0; under CUDA's MPS", ""},
+		{"cuda:1", gpus(t, &fakes, "mps", "b"), "cuda:1", "device is cuda:1", ""},
 		{"cuda:2", gpus(t, &fakes, "a", "b"), "", "", "device is cuda:2, but the driver has cuda:0 (GPU-a), cuda:1 (GPU-b); name one of them, or use auto"},
 		{"cuda:0", gpus(t, &fakes), "", "", "device is cuda:0, but the driver has no GPU; use auto or mem"},
 		{"cuda:0", none, "", "", "device is cuda:0: CUDA: no CUDA driver on this machine"},
