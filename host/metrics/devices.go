@@ -16,7 +16,7 @@ var (
 	gpuInfoDesc   = prometheus.NewDesc("tierd_gpu_info", "1 when this node has a GPU, which the labels name; 0 with empty labels when it has none.", []string{"device", "name", "uuid", "pci_bus_id"}, nil)
 	gpuLostDesc   = prometheus.NewDesc("tierd_gpu_lost", "1 once the GPU cannot be used any more, until the daemon is restarted.", nil, nil)
 	gpuMemoryDesc = prometheus.NewDesc("tierd_gpu_memory_bytes", "Memory of the GPU, of all processes.", []string{"state"}, nil)
-	gpuOpenDesc   = prometheus.NewDesc("tierd_gpu_open_handles", "Regions of GPU memory and events that are open, of this daemon and of engines. Without engines there are none.", []string{"kind"}, nil)
+	gpuOpenDesc   = prometheus.NewDesc("tierd_gpu_open_handles", "Regions of GPU memory and events that this daemon holds open, its own and those of engines. Without engines there are none: what is left then is never freed.", []string{"kind"}, nil)
 	gpuGenDesc    = prometheus.NewDesc("tierd_gpu_pcie_generation", "PCIe generation now, and the most that GPU and slot can do together; an idle GPU lowers it. 0 when unknown.", []string{"of"}, nil)
 	gpuLanesDesc  = prometheus.NewDesc("tierd_gpu_pcie_lanes", "PCIe lanes now, and the most that GPU and slot can do together. 0 when unknown.", []string{"of"}, nil)
 	gpuECCDesc    = prometheus.NewDesc("tierd_gpu_uncorrected_memory_errors_total", "Memory errors since the driver was loaded that could not be corrected.", nil, nil)
