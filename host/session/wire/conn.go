@@ -233,13 +233,16 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string, remote *atomic
 			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 		}
 	}
+	var failed atomic.Pointer[error]
 	opts = append(opts, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 		c, err := dial(ctx, addr)
-		if err == nil {
-			a := c.RemoteAddr()
-			remote.Store(&a)
+		if err != nil {
+			failed.Store(&err)
+			return nil, err
 		}
-		return c, err
+		a := c.RemoteAddr()
+		remote.Store(&a)
+		return c, nil
 	}))
 	cc, err := grpc.NewClient("passthrough:///"+addr, opts...)
 	if err != nil {
@@ -248,6 +251,9 @@ func (p *Peers) connect(ctx context.Context, nodeID, addr string, remote *atomic
 	s, err := sessionpb.NewPeerClient(cc).Session(ctx)
 	if err != nil {
 		_ = cc.Close()
+		if why := failed.Load(); why != nil && remote.Load() == nil {
+			err = *why // which gRPC wraps in three sentences of its own
+		}
 		return nil, fmt.Errorf("dial %s: %w", addr, p.cfg.Explain(err))
 	}
 	c := newConn(s, true, l.QueueMessages, l.ConnectHello)

@@ -60,6 +60,19 @@ func eventually(t *testing.T, f func() bool, what string) {
 	require.Eventually(t, f, 10*time.Second, 5*ms, what)
 }
 
+// TestFailedDialIsTheDialers: the reason is the error of the dialer, in no words of gRPC.
+func TestFailedDialIsTheDialers(t *testing.T) {
+	dial := func(_ context.Context, addr string) (net.Conn, error) {
+		return nil, &net.DNSError{Err: "no such host", Name: addr, IsNotFound: true}
+	}
+	b := startTCP(t, Config{Hello: hello("b", 1), Dial: dial, Peers: []PeerAddr{{ID: "a", Control: "nowhere:7000"}}})
+	eventually(t, func() bool { return state(b.testHost, "a") == session.Dead }, "it is dead")
+	const reason = "dial nowhere:7000: lookup nowhere:7000: no such host"
+	require.Contains(t, b.log.String(), `"no connection to a: `+reason+`"`)
+	require.Contains(t, b.log.String(), `deadlines.dead_ms, 2s; no connection: `+reason+`"`)
+	require.NotContains(t, b.log.String(), "rpc error")
+}
+
 // TestGarbage: whatever comes in on the port, the node lives, says what it saw, and
 // serves its peer.
 func TestGarbage(t *testing.T) {
