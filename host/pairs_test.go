@@ -287,7 +287,7 @@ func TestNoRoomForTheCounterexample(t *testing.T) {
 	require.Empty(t, f.File)
 	require.Regexp(t, "^"+regexp.QuoteMeta(consumer.cfg.StateDir)+"/pairs/[0-9a-f]{32}.txt: not a directory$", f.FileNot)
 	const why = "; the whole counterexample could not be kept in "
-	r := attach(t, consumer).beginConsumer("a", text{"a", 300}, enginepb.Leg_PD)
+	r := attach(t, consumer).beginConsumer("a", text{"a", 90}, enginepb.Leg_PD)
 	require.Contains(t, r.reply.Note, why+f.FileNot+"; make room there, and let this node write, before its next start; use leg probe")
 	r.finish()
 	s := statusz(t, consumer)
