@@ -405,6 +405,9 @@ func (c *cluster) idle() {
 	c.before, c.pids = map[*node]hold{}, map[*node]int{}
 	for _, n := range c.nodes() {
 		await(c.t, n.id+" idle", func() bool { return n.busy() == "" && n.linked() })
+	}
+	// Behind all of them: each has connections that others dial.
+	for _, n := range c.nodes() {
 		c.before[n], c.pids[n] = n.holds(), n.pid()
 	}
 }
