@@ -83,13 +83,15 @@ type view struct {
 	fits  bool // all lie in the region, and have at most the total together
 	sum   int64
 	apart bool // see CheckFragments
-	// first is the offset of the first and end the end of the last; neither counts empty
-	// ones, nor does what follows, which is for lists that must be disjoint.
+	// first is the offset of the first and end the end of the last, and some says that
+	// there is one.
 	first, end int64
-	some       bool  // one at least is not empty
-	ascending  bool  // each begins at or behind the end of the one in front
-	length     int64 // of all; -1 when they differ
-	low, high  int64 // the least and the largest offset
+	some       bool
+	// What follows is for lists that must be disjoint. Empty fragments do not count there,
+	// nor in first, end and some of such a list; another that has one is not apart anyhow.
+	ascending bool  // each begins at or behind the end of the one in front
+	length    int64 // of all; -1 when they differ
+	low, high int64 // the least and the largest offset
 }
 
 // survey looks at every fragment once.
@@ -110,7 +112,7 @@ func survey(size int64, frags []Fragment, total int64, disjoint bool) view {
 	return v
 }
 
-// sums is look for a list that may overlap.
+// sums is the view of a list that may overlap: look without what only others need.
 func sums(size int64, frags []Fragment, total int64) view {
 	sum, end, apart := int64(0), int64(-1), true
 	for _, f := range frags {
@@ -132,6 +134,7 @@ func (f Fragment) within(size, room int64) bool {
 	return f.Offset >= 0 && f.Length >= 0 && f.Offset <= size && f.Length <= size-f.Offset && f.Length <= room
 }
 
+// look is the view of a list that must be disjoint; its zero value does not fit.
 func look(size int64, frags []Fragment, total int64) view {
 	var sum, length, high int64
 	low, first, end, ascending, apart := int64(math.MaxInt64), int64(0), int64(-1), true, true

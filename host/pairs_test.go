@@ -39,18 +39,24 @@ import (
 // inWasm opens the rules as they serve, and takes them on trust.
 func inWasm(ctx context.Context, d *deploy.Deployment, _ func(done, total int)) (*registry.Entry, func() error, error) {
 	l := plugins.NewLoader(plugins.Options{BaseDir: d.Dir(), CacheDir: compiledDir})
+	e, err := onTrust(ctx, d, l.Open)
+	return e, func() error { return l.Close(context.Background()) }, err
+}
+
+// onTrust opens the rules of a deployment and accepts them unjudged.
+func onTrust(ctx context.Context, d *deploy.Deployment, open func(ctx context.Context, ref string) (*plugins.Plugin, error)) (*registry.Entry, error) {
 	e, err := registry.Open(ctx, d, func(ctx context.Context, _, ref string) (registry.Opened, error) {
-		p, err := l.Open(ctx, ref)
+		p, err := open(ctx, ref)
 		if err != nil {
 			return registry.Opened{}, err
 		}
 		return registry.Opened{Spec: p.Spec, Digest: p.Digest, Source: p.Source}, nil
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	e.Verdict = &registry.Verdict{Verdict: registry.Accepted, Model: d.Model}
-	return e, func() error { return l.Close(context.Background()) }, nil
+	return e, nil
 }
 
 // compiledDir keeps compiled modules for all tests of a run.

@@ -29,21 +29,13 @@ func TestReviewDeployment(t *testing.T) {
 	loader := plugins.NewLoader(plugins.Options{CacheDir: compiledDir})
 	defer loader.Close(context.Background())
 	judge := func(ctx context.Context, d *deploy.Deployment, _ func(done, total int)) (*registry.Entry, func() error, error) {
-		e, err := registry.Open(ctx, d, func(ctx context.Context, _, ref string) (registry.Opened, error) {
+		e, err := onTrust(ctx, d, func(ctx context.Context, ref string) (*plugins.Plugin, error) {
 			if strings.HasPrefix(ref, "./") {
 				ref = rule + "#t"
 			}
-			p, err := loader.Open(ctx, ref)
-			if err != nil {
-				return registry.Opened{}, err
-			}
-			return registry.Opened{Spec: p.Spec, Digest: p.Digest, Source: p.Source}, nil
+			return loader.Open(ctx, ref)
 		})
-		if err != nil {
-			return nil, nil, err
-		}
-		e.Verdict = &registry.Verdict{Verdict: registry.Accepted, Model: d.Model}
-		return e, func() error { return nil }, nil
+		return e, func() error { return nil }, err
 	}
 	n := startLogged(t, "a", judge, log, withDeployment(withModule), func(c *config.Config) {
 		rule = filepath.Join(filepath.Dir(c.Deployment), "mine.wasm")

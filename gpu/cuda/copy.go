@@ -258,6 +258,7 @@ func (l *lane) submit(b *buffer, blocks int, host []byte) error {
 	return nil
 }
 
+// orders are the bounds of what goes without staging in this lane.
 func (l *lane) orders(dir Direction) orders {
 	switch {
 	case !l.batches(dir.DirectBytes):

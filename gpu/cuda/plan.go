@@ -116,8 +116,8 @@ func newPlanner(what list, dir Direction, limit func(host int) int, o orders) *p
 
 // ramp is the limit for a call of total bytes that finds its lane idle. Its first kernel of
 // a store and the last of a load run beside no DMA, so these batches are small; those
-// behind and in front of them grow to what a buffer holds. A call that finds others there has DMAs
-// beside its kernels anyhow, and fills its buffers.
+// behind and in front of them grow to what a buffer holds. A call that finds others there
+// has DMAs beside its kernels anyhow, and fills its buffers.
 func ramp(total, stagingBytes int, scatter bool) func(host int) int {
 	return func(host int) int {
 		share := host
