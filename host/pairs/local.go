@@ -17,8 +17,9 @@ import (
 
 // A localDir is the operator's directory of rules of other versions; nil is none. Files are
 // found by the digest of what they hold, whatever their names. A file is hashed once for as
-// long as it is the same one, and its size and times stay: a directory may hold 64 GiB, and each unknown rule
-// of a peer is looked for in it. What is found is hashed again by whoever opens it.
+// long as it is the same one, and its size and times stay: a directory may hold 64 GiB, and
+// each unknown rule of a peer is looked for in it. What is found is hashed again by whoever
+// opens it.
 type localDir struct {
 	dir   string
 	turn  chan struct{}       // one entry for the search in work; the others go on with its hashes
